@@ -31,6 +31,7 @@ from elastrec.platform.data.finished import ParquetFile, Progress, finished_repo
 from elastrec.platform.data.fractions import (
     check_fractions,
     check_row_counts,
+    check_written_partitions,
     check_written_rows,
     first_rows,
     first_seconds,
@@ -109,6 +110,18 @@ class _Rule:
     bound: float
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """Consecutive rows of the log: `table` has the columns of the good ones as they are written.
+
+    `number_B`: their row numbers in the manifest. `bad_second_N`: timestamps of the bad rows; None without a timestamp.
+    """
+
+    table: pa.Table
+    number_B: NDArray[np.int64]
+    bad_second_N: NDArray[np.int64] | None
+
+
 def convert(
     source: TrainingData,
     destination: str,
@@ -151,12 +164,16 @@ def convert(
     with staged_folder(destination) as staging:
         pieces = _pieces(source, reading, manifest, rule, ledger, progress)
         writer = _Writer(staging)
-        for partitions, table in _assigned(source, layout, cuts, pieces):
+        of_bad_rows = set[Partition]()
+        for partitions, table in _assigned(source, layout, cuts, pieces, of_bad_rows):
             writer.add(partitions, table)
         writer.finish()
         if not writer.rows.total():
             raise DataError(f"{source.path}: all {ledger.rows} rows are bad, so there is nothing to write")
-        _check_written_days(layout, manifest.rows, writer.rows)
+        if isinstance(layout, ByTime):
+            check_written_partitions(writer.rows.keys(), of_bad_rows)
+        else:
+            _check_written_days(layout, manifest.rows, writer.rows)
         report = ConvertReport(
             data=converted_data(source, destination, layout),
             rows=writer.rows.total(),
@@ -175,8 +192,8 @@ def rows_as_written(data: TrainingData, manifest: DataManifest, ledger: BadRowLe
     Raises:
         DataError: a row is bad and the job allows none, or a file cannot be read.
     """
-    for table, _ in _pieces(data, data, manifest, None, ledger, None):
-        yield table
+    for piece in _pieces(data, data, manifest, None, ledger, None):
+        yield piece.table
 
 
 def _pieces(
@@ -186,8 +203,7 @@ def _pieces(
     rule: _Rule | None,
     ledger: BadRowLedger,
     progress: Progress | None,
-) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
-    """(columns as they are written, their row numbers in the manifest) without bad rows."""
+) -> Iterator[_Piece]:
     encoder = RowEncoder(source)
     extra = [name for name in (source.timestamp, source.session) if name]
     timestamp = seconds_column(source)
@@ -213,12 +229,12 @@ def _pieces(
             columns[timestamp] = pa.array(seconds_of(source, table, piece))
         if source.session and source.session not in columns:
             columns[source.session] = combined(table[source.session])
-        number_B = np.arange(done, done + rows)
-        converted = pa.table(columns)
-        if encoded.bad_B.any():
-            converted, number_B = converted.filter(pa.array(~encoded.bad_B)), number_B[~encoded.bad_B]
+        converted, good_B = pa.table(columns), ~encoded.bad_B
+        bad_seconds = np.asarray(columns[timestamp])[encoded.bad_B] if timestamp else None
+        if not good_B.all():
+            converted = converted.filter(pa.array(good_B))
+        yield _Piece(converted, done + np.flatnonzero(good_B), bad_seconds)
         done += rows
-        yield converted, number_B
         if progress is not None:
             progress(done, manifest.rows)
 
@@ -266,12 +282,16 @@ def _assigned(
     source: TrainingData,
     layout: Layout,
     cuts: NDArray[np.int64],
-    pieces: Iterator[tuple[pa.Table, NDArray[np.int64]]],
+    pieces: Iterator[_Piece],
+    of_bad_rows: set[Partition],
 ) -> Iterator[tuple[list[tuple[Partition, NDArray[np.int64]]], pa.Table]]:
-    """For each piece: its partitions with the indexes of their rows."""
+    """For each piece: its partitions with the indexes of their rows. By time, adds those of bad ones to a set."""
     timestamp = seconds_column(source)
     calendar = LogCalendar(source.timezone, _partitioning(layout))
-    for table, number_B in pieces:
+    for piece in pieces:
+        table, number_B = piece.table, piece.number_B
+        if isinstance(layout, ByTime) and piece.bad_second_N is not None:
+            of_bad_rows.update(calendar.partition(int(key)) for key in np.unique(calendar.keys_of(piece.bad_second_N)))
         if not table.num_rows:  # all of its rows are bad
             continue
         if isinstance(layout, ByTime):
@@ -412,15 +432,13 @@ def _check_last_day(layout: Layout, rows: int) -> None:
         raise DataError(f"start: {layout.start} with {days} days is not allowed; allowed: days until {date.max}")
 
 
-def _check_written_days(layout: Layout, rows: int, written: Counter[Partition]) -> None:
-    """Refuses a day without good rows; by time, the log has the days of its rows.
+def _check_written_days(layout: ByFractions | ByRows, rows: int, written: Counter[Partition]) -> None:
+    """Refuses a day without good rows.
 
     Args:
         rows: of the log, bad ones included.
         written: rows per partition.
     """
-    if isinstance(layout, ByTime):
-        return
     of_days = [written[Partition(layout.start + timedelta(days=day))] for day in range(_days(layout, rows))]
     if isinstance(layout, ByFractions):
         fractions = layout.fractions

@@ -1,14 +1,15 @@
-"""The days of a conversion that divides the rows by number or share: where they begin, and that all have rows."""
+"""The days of a conversion: where those begin that divide rows by number or share, and that all days have rows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import date, timedelta
 
 import numpy as np
 from numpy.typing import NDArray
 
+from elastrec.platform.data.partitions import Partition
 from elastrec.platform.specs.errors import DataError
 from elastrec.platform.specs.text.some import counted
 
@@ -106,6 +107,25 @@ def check_written_rows(size: Callable[[int], str], rows: Sequence[int], start: d
         raise DataError(
             f"{size(day)} is not allowed, because all rows of {start + timedelta(days=day)} are bad; "
             f"allowed: {sizes} with which each day has good rows; correct the rows, or use other {sizes}"
+        )
+
+
+def check_written_partitions(written: Collection[Partition], of_bad_rows: Iterable[Partition]) -> None:
+    """Refuses a conversion by time in which all rows of a day or hour are bad: jobs need consecutive ones.
+
+    Args:
+        written: partitions with good rows.
+        of_bad_rows: partitions with bad ones.
+
+    Raises:
+        DataError: names the first partition without good rows.
+    """
+    missing = min(set(of_bad_rows).difference(written), default=None)
+    if missing is not None:
+        unit, name = ("day", missing.day) if missing.hour < 0 else ("hour", missing)
+        raise DataError(
+            f"by time: a partition per {unit} is not allowed, because all rows of {name} are bad; "
+            f"allowed: a log in which each {unit} has good rows; correct the rows, or remove them"
         )
 
 

@@ -6,6 +6,7 @@ import bz2
 import gzip
 from datetime import date
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -286,6 +287,44 @@ def test_a_number_of_rows_with_which_all_rows_of_a_day_are_bad_leaves_nothing(
     with pytest.raises(DataError, match=says):
         convert(source, str(tmp_path / "out"), layout=ByRows(rows=rows), label_rule="stars>=4")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "bad", "name"),
+    [
+        ("day", (2, 3), "2026-01-02"),
+        ("day", (4,), "2026-01-03"),
+        ("hour", (2,), "day=2026-01-02/hour=00"),
+        ("hour", (1, 3), "day=2026-01-01/hour=05"),
+    ],
+)
+@pytest.mark.parametrize("rows_read", [1, 100])
+def test_a_day_or_hour_of_the_timestamps_whose_rows_are_all_bad_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: Literal["day", "hour"], bad: tuple[int, ...], name: str,
+    rows_read: int,
+) -> None:  # fmt: skip
+    """A job that trains on the days around it would miss it."""
+    monkeypatch.setattr(text, "INDEX_ROWS", rows_read)
+    monkeypatch.setattr(raw, "INDEX_ROWS", rows_read)
+    monkeypatch.setattr(raw, "_PIECE_ROWS", rows_read)
+    hours = (0, 5, 24, 30, 49)
+    lines = [f"{row},a,{'' if row in bad else 4},{1767225600 + 3600 * hour}" for row, hour in enumerate(hours)]
+    source = _ratings(tmp_path / "in" / "r.csv", *lines)
+    source = source.model_copy(update={"bad_rows": source.bad_rows.model_copy(update={"policy": "skip", "at_most": 9})})
+    says = (
+        f"by time: a partition per {unit} is not allowed, because all rows of {name} are bad; allowed: a log in which "
+        f"each {unit} has good rows; correct the rows, or remove them"
+    )
+    with pytest.raises(DataError, match=says):
+        convert(source, str(tmp_path / "out"), layout=ByTime(unit=unit), label_rule="stars>=4")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_a_day_of_the_timestamps_with_good_and_bad_rows_is_kept_whole(tmp_path: Path) -> None:
+    source = _ratings(tmp_path / "r.csv", "1,a,4,1767225600", "2,b,,1767225601", "3,c,,1767312000", "4,d,4,1767312001")
+    source = source.model_copy(update={"bad_rows": source.bad_rows.model_copy(update={"policy": "skip", "at_most": 9})})
+    report = convert(source, str(tmp_path / "out"), layout=ByTime(), label_rule="stars>=4")
+    assert (report.partitions, report.skipped_rows) == ({"day=2026-01-01": 1, "day=2026-01-02": 1}, 2)
 
 
 def test_skipped_rows_are_counted_and_left_out(tmp_path: Path) -> None:
