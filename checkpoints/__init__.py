@@ -11,6 +11,7 @@ from elastrec.checkpoints.errors import DamagedRecordError, StoreError
 from elastrec.checkpoints.manifest import RecordKind, RecordManifest
 from elastrec.checkpoints.mismatch import Adaptation, Decision, Verdict, adapt, compare
 from elastrec.checkpoints.parts import CHUNK_BYTES, PartManifest, PartWriter
+from elastrec.checkpoints.predictions import delete_predictions, predictions_folder
 from elastrec.checkpoints.quantized import quantized
 from elastrec.checkpoints.record import Record, blamed_on, open_record
 from elastrec.checkpoints.rows import BucketRows
@@ -64,6 +65,7 @@ __all__ = [
     "compare",
     "conclude",
     "concluded_term",
+    "delete_predictions",
     "discard",
     "expect_existing_stores",
     "latest_record",
@@ -75,6 +77,7 @@ __all__ = [
     "newest_term",
     "open_record",
     "open_store",
+    "predictions_folder",
     "prune",
     "prune_final",
     "quantized",

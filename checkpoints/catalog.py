@@ -12,6 +12,7 @@ import structlog
 from elastrec.checkpoints.commit import job_digits, records_folder, utc
 from elastrec.checkpoints.errors import DamagedRecordError
 from elastrec.checkpoints.manifest import MANIFEST, RecordKind, RecordManifest
+from elastrec.checkpoints.predictions import delete_predictions
 from elastrec.checkpoints.record import Record, read_manifest
 from elastrec.checkpoints.stores.store import Store, open_store
 from elastrec.checkpoints.terms import concluded_term, list_terms
@@ -257,7 +258,8 @@ def prune(
 def prune_final(
     store: str | Store, job_name: str, keep: int, kept: Iterable[str] = (), check: Callable[[], object] = lambda: None
 ) -> list[str]:
-    """Deletes old final records of a job name, whichever job has made them. Returns the deleted URIs.
+    """Deletes old final records of a job name, whichever job has made them, and with the last one of a job its
+    predictions. Returns the URIs of the deleted records.
 
     Args:
         keep: this number of records of the latest data stay, in the order of `list_records`, and as many that were made
@@ -274,18 +276,25 @@ def prune_final(
     if keep < 1:
         raise CheckpointError(f"keep: {keep} is not allowed; allowed: 1 and above")
     opened = open_store(store) if isinstance(store, str) else store
-    final = [item for item in list_records(opened, job_name) if item[1].kind is RecordKind.FINAL]
+    final = _final_records(opened, job_name)
     last_made = sorted(final, key=lambda item: item[1].created_unix_seconds, reverse=True)
     spared = {uri for uri, _ in [*final[:keep], *last_made[:keep]]} | {open_store(uri).uri for uri in kept}
-    deleted = []
-    for uri, manifest in final:
-        if uri not in spared and not _awaits_publication(opened, job_name, manifest):
-            check()
-            discard(uri, may_be_complete=True)
-            deleted.append(uri)
+    old = [item for item in final if item[0] not in spared and not _awaits_publication(opened, job_name, item[1])]
+    deleted = [uri for uri, _ in old]
+    for uri, manifest in old:
+        check()
+        # Listed again, because the job may be trained again; its workers predict after its final record.
+        if not {other for other, _ in _final_records(opened, job_name, manifest.job_id)}.difference(deleted):
+            # Before the record: whoever was killed in between finds the record, and deletes both.
+            delete_predictions(opened, job_name, manifest.job_id)
+        discard(uri, may_be_complete=True)
     if deleted:
         _log.info("final records pruned", job=job_name, keep=keep, deleted=deleted)
     return deleted
+
+
+def _final_records(store: Store, job_name: str, job_id: str | None = None) -> list[tuple[str, RecordManifest]]:
+    return [item for item in list_records(store, job_name, job_id) if item[1].kind is RecordKind.FINAL]
 
 
 def _awaits_publication(store: Store, job_name: str, manifest: RecordManifest) -> bool:

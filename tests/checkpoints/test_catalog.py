@@ -11,6 +11,7 @@ import pytest
 from botocore.exceptions import ClientError
 from botocore.paginate import Paginator
 
+from elastrec.checkpoints import predictions_folder
 from elastrec.checkpoints.answers import answer
 from elastrec.checkpoints.catalog import discard, latest_record, list_records, newest_records, prune, prune_final
 from elastrec.checkpoints.commit import commit_record, new_record_uri
@@ -152,6 +153,33 @@ def test_a_final_record_whose_model_is_not_published_yet_is_kept_for_a_day(store
     assert {uri for uri, _ in list_records(store, "clicks")} == set(days[2:])
     conclude(store, "clicks", "day-3")
     assert prune_final(store, "clicks", 2) == [days[2]]
+
+
+def test_with_the_last_final_record_of_a_job_its_predictions_are_deleted(store: Store, make_job: MakeJob) -> None:
+    def with_predictions() -> list[str]:
+        return [f"day-{day}" for day in range(1, 6) if store.keys(f"clicks/predictions/day-{day}")]
+
+    # The second day was trained again.
+    records = {
+        (day, step): save(
+            store, make_job(), job_id=f"day-{day}", step=step, kind="final", interval_end=f"2026-01-0{day}"
+        )
+        for day, step in ((1, 1), (2, 2), (2, 3), (3, 3), (4, 4))
+    }
+    for day in range(1, 5):
+        for shard in range(2):
+            open_store(predictions_folder(store.uri, "clicks", f"day-{day}")).put(f"{shard:08d}.parquet", b"rows")
+    kept = [records[2, 3]]
+    assert sorted(prune_final(store, "clicks", 2, kept=kept)) == sorted([records[1, 1], records[2, 2]])
+    assert with_predictions() == ["day-2", "day-3", "day-4"]
+
+    def killed() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prune_final(store, "clicks", 2, check=killed)
+    assert prune_final(store, "clicks", 2) == kept
+    assert with_predictions() == ["day-3", "day-4"]
 
 
 def test_unfinished_uploads_end_with_their_record_unless_they_are_in_progress(s3_uri: str, make_job: MakeJob) -> None:

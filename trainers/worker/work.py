@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
-from elastrec.checkpoints import StoreError
+from elastrec.checkpoints import StoreError, predictions_folder
 from elastrec.platform.data.reading.batches import Minibatch
 from elastrec.platform.data.reading.source import Source, open_source
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport.messages.directive import Directive, Mode, PodOrders
-from elastrec.platform.transport.messages.export import predictions_folder
 from elastrec.platform.transport.messages.job import Leased, Registered, Shard, ShardProgress
 from elastrec.trainers.threads import threads_for
 from elastrec.trainers.worker.evaluating import ShardEvaluation

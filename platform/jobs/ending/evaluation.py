@@ -12,6 +12,7 @@ from enum import StrEnum
 
 import structlog
 
+from elastrec.checkpoints import predictions_folder
 from elastrec.checkpoints.commit import utc
 from elastrec.platform.clusters.pods import EndCause, EndReason, PodPhase, PodSpec, PodStatus, RestartPolicy
 from elastrec.platform.history import History, ModelRegistry
@@ -39,7 +40,6 @@ from elastrec.platform.transport.messages.export import (
     ExportResult,
     encode_request,
     parse_result,
-    predictions_folder,
 )
 
 log = structlog.get_logger(__name__)

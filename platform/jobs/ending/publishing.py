@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
+from elastrec.checkpoints import delete_predictions
 from elastrec.platform.history import History
 from elastrec.platform.jobs.ending.left_runs import close_left_run, deliver
 from elastrec.platform.jobs.ending.tracking import Announce, tracking_answers, wait_for_tracking, warn
@@ -108,11 +109,16 @@ def _name_run(platform: Platform, job_id: str, run_id: str) -> None:
 
 
 def forget(platform: Platform, prepared: Prepared) -> None:
-    """Records that the model is published: another run with the same id trains it again."""
+    """Records that the model is published: another run with the same id trains it again.
+
+    Deletes the predictions with which its export was checked.
+    """
     job = job_from_json(prepared.job_json)
     store = resolved(job.spec.checkpoint.store, platform.work_uri)
     try:
         forget_result(store, job.metadata.name, prepared.job_id)
+        # Last: without the result, nothing exports the model again, which would fail without its predictions.
+        delete_predictions(store, job.metadata.name, prepared.job_id)
     except CheckpointError as error:
         log.warning("result_not_forgotten", job_id=prepared.job_id, error=str(error))
 

@@ -89,11 +89,6 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
     artifact_bytes: int = 0
 
 
-def predictions_folder(store_uri: str, job_name: str, job_id: str) -> str:
-    """The folder to which workers write rows and predictions for the check of the export."""
-    return f"{store_uri.rstrip('/')}/{job_name}/predictions/{job_id}"
-
-
 def encode_request(request: ExportRequest) -> str:
     """The text of `EXPORT_FILE`."""
     return msgspec.json.encode(request).decode()

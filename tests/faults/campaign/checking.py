@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from elastrec.checkpoints import RecordManifest, list_records, list_terms
+from elastrec.checkpoints import RecordManifest, list_records, list_terms, predictions_folder
 from elastrec.platform.data.features.steps import MISSING_ID
 from elastrec.platform.data.manifest import read_manifest
 from elastrec.platform.data.reading.ids import encode_ids
@@ -21,7 +21,7 @@ from elastrec.platform.master.reporting.ledger import read_ledger
 from elastrec.platform.specs.metrics import Role, TrainingMetrics
 from elastrec.platform.specs.shape import DONE
 from elastrec.platform.specs.text.loading import job_from_json
-from elastrec.platform.transport.messages.export import ExportRequest, predictions_folder
+from elastrec.platform.transport.messages.export import ExportRequest
 from tests.faults.campaign.accounts import Size, check_ledger, check_restores, journals, rows_reported
 from tests.faults.campaign.job import EPOCHS, ROWS, SHARD_BATCHES, SHARD_ROWS, SHARDS
 from tests.faults.campaign.keeping import Keeper

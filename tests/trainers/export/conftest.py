@@ -13,12 +13,12 @@ import torch
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from elastrec.checkpoints import PartWriter, answer, commit_record, new_record_uri
+from elastrec.checkpoints import PartWriter, answer, commit_record, new_record_uri, predictions_folder
 from elastrec.platform.data.manifest import build_manifest, read_manifest
 from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.data import DenseFeature, FileFormat, Partitioning, SparseFeature, TrainingData
 from elastrec.platform.specs.job import CheckpointSpec, JobSpec, Metadata, ModelSpec, TableSpec, TrainingJob
-from elastrec.platform.transport.messages.export import ExportRequest, predictions_folder
+from elastrec.platform.transport.messages.export import ExportRequest
 from elastrec.trainers.models import FeatureSchema, JobHeads, build_model, embedding_tables
 from elastrec.trainers.worker.inputs import inputs_of
 from elastrec.trainers.worker.predictions import Predictions, PredictionsMetadata, write_predictions

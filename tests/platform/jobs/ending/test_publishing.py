@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from mlflow import MlflowClient
 
-from elastrec.checkpoints import take_term
+from elastrec.checkpoints import open_store, predictions_folder, take_term
 from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.clusters.pods import PodSize, PodSpec
 from elastrec.platform.history import History, metric_names
@@ -188,7 +188,10 @@ def test_the_run_of_a_published_job_that_is_finished_again_has_succeeded(
     run_id = publishing.with_run(platform, prepared, LAUNCHED).run_id
     store = str(tmp_path / "store")
     take_term(store, JOB, JOB_ID, holder="h", address="127.0.0.1:1", base=lambda: "")
+    predictions = open_store(predictions_folder(store, JOB, JOB_ID))
+    predictions.put("00000000.parquet", b"rows")
     publishing.forget(platform, prepared)
+    assert not predictions.keys()
     publishing.finish_job(platform, prepared)
     assert MlflowClient(platform.tracking_uri).get_run(run_id).info.status == "FINISHED"
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from elastrec.checkpoints import PartManifest, commit_record, new_record_uri, open_store
+from elastrec.checkpoints import PartManifest, commit_record, new_record_uri, open_store, predictions_folder
 from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport.messages.directive import Mode, SaveOrder
-from elastrec.platform.transport.messages.export import ExportRequest, predictions_folder
+from elastrec.platform.transport.messages.export import ExportRequest
 from elastrec.trainers.export.process import export
 from tests.manifests import write_manifest
 
