@@ -42,7 +42,7 @@ from elastrec.platform.jobs.starting.resuming import (
     resumable,
 )
 from elastrec.platform.jobs.starting.same_job import refuse_other_training
-from elastrec.platform.jobs.starting.starting_sizes import warm_start
+from elastrec.platform.jobs.starting.starting_sizes import allocation_again, warm_start
 from elastrec.platform.jobs.surroundings import DEFAULT_STORE, Platform, checked_tls_folder, home_folder, tls_folder
 from elastrec.platform.jobs.types import Allocation, GateDecision, Interval, Launched, Prepared, Registered, Result
 from elastrec.platform.jobs.watching.job_pods import pods_of_job
@@ -63,6 +63,7 @@ __all__ = [
     "Prepared",
     "Registered",
     "Result",
+    "allocation_again",
     "attached",
     "away_message",
     "checked_tls_folder",

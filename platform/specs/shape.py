@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -113,6 +113,28 @@ def named_fields(change: ShapeChange) -> dict[str, float]:
         for role, places in change.items()
         for field in PlacesChange.__struct_fields__
         if (value := getattr(places, field)) is not None
+    }
+
+
+def sizes_of_fields(sizes: Shape, fields: Collection[str]) -> ShapeChange:
+    """The change to these sizes in which only those are set that fields of a job file name.
+
+    Args:
+        sizes: of the job file.
+        fields: dotted paths, `spec.resources.worker.count`; others than those of sizes are ignored.
+    """
+
+    def change(role: Role, section: str) -> PlacesChange:
+        places, path = sizes[role], f"spec.resources.{section}"
+        return PlacesChange(
+            count=places.count if f"{path}.count" in fields else None,
+            cores=places.size.cores if f"{path}.cores" in fields else None,
+            memory_bytes=places.size.memory_bytes if f"{path}.memory" in fields else None,
+        )
+
+    return {
+        Role.WORKER: change(Role.WORKER, "worker"),
+        Role.PARAMETER_SERVER: change(Role.PARAMETER_SERVER, "parameter_server"),
     }
 
 

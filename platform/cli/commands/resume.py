@@ -42,9 +42,9 @@ def resume(job: str, store: str, overrides: tuple[str, ...], keep: bool, output:
 
     The parameters of the launch are read from the checkpoint store, so neither the job file nor the home folder nor
     the cluster of the launch is needed. Files with other contents are refused, and so is --set of a field on which row
-    numbers depend. A number or size of pods in --set replaces the one that the job had at the record. Passwords in URIs
-    are not stored: name these URIs again with --store and --set, also while the job runs, because the model is exported
-    with them at the end.
+    numbers depend. A number or size of pods in --set replaces the one that the job had at the record; all others stay.
+    Passwords in URIs are not stored: name these URIs again with --store and --set, also while the job runs, because the
+    model is exported with them at the end.
     """
     changes = parse_overrides(overrides)
     # Before a node agent is started for a job that nobody knows.
@@ -61,15 +61,15 @@ def resume(job: str, store: str, overrides: tuple[str, ...], keep: bool, output:
         else:
             progress.say(f"Job {launch.job_id}, launched {launch.launched}: checking job, data and model")
             prepared = jobs.prepare_again(platform, launch, changes, store)
+        named = jobs.named_fields(changes)
         course = Course(
             prepared,
             f"run {shlex.join(words)}",
             keep,
-            # Sizes in --set replace those of the launch.
-            allocation=None if changes else launch.allocation,
+            allocation=jobs.allocation_again(launch.allocation, prepared, named),
             earlier_terms=launch.earlier_terms,
             is_resumed=not runs,
-            named_fields=jobs.named_fields(changes),
+            named_fields=named,
         )
         outcome = train_and_publish(platform, course, progress)
     show_outcome(outcome, output)

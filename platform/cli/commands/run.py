@@ -40,8 +40,12 @@ def run(
     key is waiting for it. The first line of the output contains the key. If `run` was killed, or gave up waiting for
     MLflow, call it again with this key: it attaches to the job, on the days on which that was begun, and nothing is
     trained twice.
+
+    A job that has failed or was stopped continues from its newest record, with the pods that it had there. A number or
+    size of pods in --set replaces the one that the job had; `elastrec resume` without --set keeps them all.
     """
-    job = load_job(file, parse_overrides(overrides))
+    changes = parse_overrides(overrides)
+    job = load_job(file, changes)
     interval = parse_interval(days)
     platform = jobs.Platform.from_environment()
     key = run_key or uuid.uuid4().hex[:12]
@@ -62,7 +66,8 @@ def run(
             f"Job {job_id}: {prepared.training_rows:,} training rows, {prepared.evaluation_rows:,} to evaluate"
         )
         again = f"run the same command with --run-key {key}"
-        outcome = train_and_publish(platform, Course(prepared, again, keep), progress)
+        course = Course(prepared, again, keep, named_fields=jobs.named_fields(changes))
+        outcome = train_and_publish(platform, course, progress)
     show_outcome(outcome, output)
 
 

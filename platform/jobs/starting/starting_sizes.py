@@ -5,6 +5,8 @@ The sizes are chosen by `platform.scaling.warm_start`, which does not depend on 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 import structlog
 
@@ -22,12 +24,13 @@ from elastrec.platform.scaling.warm_start import warm_start as choose
 from elastrec.platform.specs.elasticity import SIZES
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase
-from elastrec.platform.specs.shape import Shape
+from elastrec.platform.specs.shape import Shape, named_fields, sizes_of_fields
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.specs.text.uris import masked
 
 log = structlog.get_logger(__name__)
 LOOKED_AT = 200
+_NAMED = "; named by the caller: "
 _MEMORY_OF_SERVERS = names.named(names.MEMORY_BYTES, role="parameter_server")
 
 
@@ -54,6 +57,30 @@ def warm_start(platform: Platform, prepared: Prepared) -> Allocation:
     found = choose(features_of(job, prepared.training_rows), past, asked, room, servers=_servers(job))
     log.info("warm_start", job_id=prepared.job_id, reason=found.reason, allocation=str(found.allocation))
     return _allocation(_within(found.allocation, job), explained(found))
+
+
+def allocation_again(before: Allocation, prepared: Prepared, named: Collection[str]) -> Allocation | None:
+    """Start-up sizes for a job that was launched before: those of that launch, except for sizes that the caller names.
+
+    Args:
+        before: of the launch before.
+        prepared: the job as it is launched now.
+        named: fields of the job file, by dotted path, that the caller names.
+
+    Returns:
+        Within the limits of the job file; None: the caller names how they are chosen, so they are chosen anew.
+    """
+    if "spec.scaling.start" in named:
+        return None
+    job = job_from_json(prepared.job_json)
+    sizes = {field: value for field, value in msgspec.structs.asdict(before).items() if field != "source"}
+    kept = _within(amounts.Allocation(**sizes), job)
+    changes = named_fields(sizes_of_fields(Shape.of(job.spec.resources), named))
+    # Of a launch that was itself called with sizes.
+    source = before.source.partition(_NAMED)[0]
+    if changes:
+        source += _NAMED + ", ".join(changes)
+    return _allocation(msgspec.structs.replace(kept, **changes), source)
 
 
 def allocation_asked_for(job: TrainingJob) -> Allocation:

@@ -25,7 +25,7 @@ from elastrec.platform.specs.errors import CheckpointError, FieldProblem, SpecEr
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role, TrainingMetrics
 from elastrec.platform.specs.row_ranges import RowRanges
-from elastrec.platform.specs.shape import PlacesChange, Shape, ShapeChange
+from elastrec.platform.specs.shape import PlacesChange, Shape, sizes_of_fields
 from elastrec.platform.specs.splits import TRAINING_STREAM, Positions
 from elastrec.platform.transport.messages.directive import PodOrders
 
@@ -173,31 +173,15 @@ def _shape_of(record: Record, request: LaunchRequest) -> Shape | None:
     start = Shape.of(request.training_job.spec.resources)
     anew = _named_sizes(request).change_from(kept.launched)
     shape = kept.reached.changed({role: change.earlier(start[role]) for role, change in anew.items()})
-    shape = shape.changed(_named_anew(record, request))
+    # Whatever the record and similar jobs say.
+    named = [field for field in request.named_fields if _is_named(record, request, field)]
+    shape = shape.changed(sizes_of_fields(_named_sizes(request), named))
     most_workers = request.training_job.spec.scaling.maximum_workers
     if kept.most_workers is None or not most_workers < shape[Role.WORKER].count:
         return shape
     if most_workers >= kept.most_workers and not _is_named(record, request, "spec.scaling.maximum_workers"):
         return shape
     return shape.changed({Role.WORKER: PlacesChange(count=most_workers)})
-
-
-def _named_anew(record: Record, request: LaunchRequest) -> ShapeChange:
-    """The sizes that the caller of this launch has named, whatever the record and similar jobs say."""
-    named = _named_sizes(request)
-
-    def change(role: Role, section: str) -> PlacesChange:
-        places = f"spec.resources.{section}"
-        return PlacesChange(
-            count=named[role].count if _is_named(record, request, f"{places}.count") else None,
-            cores=named[role].size.cores if _is_named(record, request, f"{places}.cores") else None,
-            memory_bytes=named[role].size.memory_bytes if _is_named(record, request, f"{places}.memory") else None,
-        )
-
-    return {
-        Role.WORKER: change(Role.WORKER, "worker"),
-        Role.PARAMETER_SERVER: change(Role.PARAMETER_SERVER, "parameter_server"),
-    }
 
 
 def _is_named(record: Record, request: LaunchRequest, *fields: str) -> bool:

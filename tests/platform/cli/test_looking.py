@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from elastrec.platform import jobs
 from elastrec.platform.cli.app import root
-from elastrec.platform.cli.commands import resume
+from elastrec.platform.cli.commands import resume, run
 from elastrec.platform.cli.job_course import Course
 from elastrec.platform.clusters.local import start_agent, stop_agent
 from elastrec.platform.jobs import KeptLaunch, Platform
 from elastrec.platform.specs.errors import ClusterError, ElastrecError, SpecError
+from elastrec.platform.specs.text.loading import job_to_json
 from tests.operators.steps import ALLOCATION, PREPARED
 from tests.platform.master.fakes import job
 
@@ -86,8 +88,9 @@ def test_a_resumed_job_is_launched_with_the_fields_that_the_command_names(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not only with their values: the job may have other sizes by now than at its launch."""
-    launched = KeptLaunch(prepared=PREPARED, allocation=ALLOCATION, launched="", earlier_terms=3)
-    for name, result in (("resumable", launched), ("remove_unsuccessful", False), ("prepare_again", PREPARED)):
+    prepared = msgspec.structs.replace(PREPARED, job_json=job_to_json(job()))
+    launched = KeptLaunch(prepared=prepared, allocation=ALLOCATION, launched="", earlier_terms=3)
+    for name, result in (("resumable", launched), ("remove_unsuccessful", False), ("prepare_again", prepared)):
         monkeypatch.setattr(jobs, name, lambda *values, result=result: result)
     platform = Platform.for_looking()
     monkeypatch.setattr(Platform, "from_environment", lambda **named: platform)
@@ -100,3 +103,23 @@ def test_a_resumed_job_is_launched_with_the_fields_that_the_command_names(
     assert [course.named_fields for course in courses] == [
         {"spec.resources.worker.count", "spec.resources.parameter_server.cores"}
     ]
+    # Fields of other things leave the start-up sizes of the launch as they were.
+    done = CliRunner().invoke(root, ["resume", "clicks-1", "--set", "spec.data.path=/mnt"], catch_exceptions=False)
+    assert done.exit_code == 0 and courses[1].allocation == ALLOCATION
+
+
+def test_a_run_with_a_key_is_launched_with_the_fields_that_the_command_names(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job may exist and continue with the sizes that it has reached, except for those that the command names."""
+    platform = Platform.for_looking()
+    monkeypatch.setattr(Platform, "from_environment", lambda **named: platform)
+    for name, result in (("days_to_continue", None), ("prepare", PREPARED)):
+        monkeypatch.setattr(jobs, name, lambda *values, result=result: result)
+    monkeypatch.setattr(run, "show_outcome", lambda *values: None)
+    courses: list[Course] = []
+    monkeypatch.setattr(run, "train_and_publish", lambda platform, course, progress: courses.append(course))
+    words = ["run", _JOB, "--run-key", "monday", "--set", "spec.resources.worker.count=2"]
+    done = CliRunner().invoke(root, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert [course.named_fields for course in courses] == [{"spec.resources.worker.count"}]

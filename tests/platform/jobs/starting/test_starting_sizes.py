@@ -19,7 +19,7 @@ from elastrec.platform.history.report import Story
 from elastrec.platform.jobs import warm_start
 from elastrec.platform.jobs.scaling.story import fitted
 from elastrec.platform.jobs.starting import launching
-from elastrec.platform.jobs.starting.starting_sizes import past_job
+from elastrec.platform.jobs.starting.starting_sizes import allocation_again, past_job
 from elastrec.platform.jobs.types import Allocation, Interval, Prepared
 from elastrec.platform.master.pods.launch import pod_name
 from elastrec.platform.specs.metrics import Phase, Role
@@ -100,6 +100,28 @@ def test_the_sizes_that_similar_jobs_ended_with_are_taken_within_the_jobs_bounds
     bounded = warm_start(platform, prepared(tmp_path, "clicks-3", start="history", maximum_workers=3))
     assert bounded.workers == 3
     assert msgspec.structs.replace(bounded, workers=4, source="") == msgspec.structs.replace(found, source="")
+
+
+def test_a_job_that_is_launched_again_starts_as_before_except_for_what_the_caller_names(
+    platform: Any, tmp_path: Path
+) -> None:
+    first = prepared(tmp_path, "clicks-1", start="history")
+    finish(platform, first, warm_start(platform, first), workers=4)
+    job = prepared(tmp_path, "clicks-2", start="history", servers=2)
+    before = warm_start(platform, job)
+    # Meanwhile, another similar job has ended with other sizes.
+    finish(platform, prepared(tmp_path, "clicks-3", start="history"), before, workers=9)
+    assert warm_start(platform, job).workers != 4
+    assert allocation_again(before, job, {"spec.data.path"}) == before
+    named = allocation_again(before, job, {"spec.resources.parameter_server.count", "spec.resources.worker.cores"})
+    assert named is not None and (named.workers, named.parameter_servers, named.worker_cores) == (4, 2, 1.0)
+    assert named.source == f"{before.source}; named by the caller: worker_cores, parameter_servers"
+    assert allocation_again(named, job, ()) == msgspec.structs.replace(named, source=before.source)
+    limited = prepared(tmp_path, "clicks-2", start="history", maximum_workers=3)
+    bounded = allocation_again(before, limited, {"spec.scaling.maximum_workers"})
+    assert bounded == msgspec.structs.replace(before, workers=3)
+    # How sizes are chosen is named: they are chosen anew.
+    assert allocation_again(before, job, {"spec.scaling.start"}) is None
 
 
 def test_servers_start_with_the_memory_of_similar_jobs_and_a_margin(platform: Any, tmp_path: Path) -> None:
