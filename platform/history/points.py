@@ -129,12 +129,9 @@ def _running(metrics: TrainingMetrics, role: Role) -> int:
 def final_points(metrics: TrainingMetrics, unix_seconds: float) -> list[Point]:
     """The final points of a job that has ended, without its last window; with its evaluation, if there was one."""
     values: dict[str, float | None] = {
-        names.SECONDS: metrics.elapsed_seconds,
         names.RESTARTS: float(sum(pod.restarts for pod in metrics.pods)),
         names.ROLLBACKS: float(metrics.generation),
     }
-    if metrics.elapsed_seconds > 0:
-        values[names.MEAN_SAMPLES_PER_SECOND] = metrics.samples_trained / metrics.elapsed_seconds
     if metrics.evaluated:
         values |= {
             names.EVALUATION_AUC: metrics.auc,
@@ -238,11 +235,15 @@ class CostMeter:
             values[names.COST] = prices.of(self.core_seconds, self.byte_seconds)
         return _points(values, samples_trained, unix_seconds)
 
-    def whole_cost(self, samples_trained: int, unix_seconds: float) -> list[Point]:
-        """The cost of a job that has ended, without the last point of that curve."""
+    def whole_cost(self, samples_trained: int, unix_seconds: float, samples_before: int = 0) -> list[Point]:
+        """The cost of a job that has ended, without the last point of that curve.
+
+        Args:
+            samples_before: trained before this meter's costs, by earlier masters or another job.
+        """
         values = {names.GIBIBYTE_HOURS: self.byte_seconds / 2**30 / 3600}
         if self.core_seconds:
-            values[names.SAMPLES_PER_CORE_SECOND] = samples_trained / self.core_seconds
+            values[names.SAMPLES_PER_CORE_SECOND] = (samples_trained - samples_before) / self.core_seconds
         return _points(values, samples_trained, unix_seconds)
 
     def usage_points(self, pods: Iterable[PodStatus], samples_trained: int, unix_seconds: float) -> list[Point]:

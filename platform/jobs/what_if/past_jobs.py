@@ -137,9 +137,12 @@ def _run(record: JobRecord) -> tuple[_Run | None, str]:
 
 
 def _training_seconds(record: JobRecord) -> float:
-    """Time in which its workers made steps, if its master has measured that; otherwise from start to end."""
+    """Time in which its workers made steps, if its master has measured it; otherwise from start to end; 0: unknown."""
+    if names.SECONDS not in record.metrics:
+        # It was resumed, and its other figures are those of the last master.
+        return 0.0
     counted = sum(record.metrics.get(name, 0.0) for name in _STEPPING_SECONDS)
-    return counted or record.metrics.get(names.SECONDS, 0.0)
+    return counted or record.metrics[names.SECONDS]
 
 
 def _compute(record: JobRecord, step: float) -> float | None:

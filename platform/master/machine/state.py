@@ -145,6 +145,14 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         self.recovery.saved_rows = covered
         self.started_from = f"{record} at {covered:,} of {self.plan.training.total_rows:,} samples"
 
+    @property
+    def samples_of_start(self) -> int:
+        """Samples of another job, in the model of its record at whose positions this one began; each counted once."""
+        if self.plan.start_positions is None:
+            return 0
+        positions = self.plan.start_positions.of(self.training.stream)
+        return self.plan.training.covered_rows(positions) if positions is not None else 0
+
     def begin_after(self, times: dict[str, float] | None) -> None:
         """Counts the time of earlier masters, by part, before the first event; None: it is unknown."""
         self.earlier_seconds = None if times is None else sum(times.values())

@@ -182,6 +182,14 @@ def _waiting_reason(state: JobState, cluster: Mapping[str, PodStatus]) -> str:
     return ""
 
 
+def _whole_time(state: JobState, time: float) -> dict[str, float]:
+    """The time of all masters of the job and its mean speed; nothing if the time of earlier ones is unknown."""
+    if state.earlier_seconds is None:
+        return {}
+    seconds, samples = state.earlier_seconds + time, state.training.samples - state.samples_of_start
+    return {names.SECONDS: seconds} | ({names.MEAN_SAMPLES_PER_SECOND: samples / seconds} if seconds > 0 else {})
+
+
 def totals(state: JobState, time: float) -> dict[str, float]:
     """Totals of the whole job that are not in TrainingMetrics, by metric name."""
     times, saves = state.times.at(state, time), state.saves
@@ -190,6 +198,7 @@ def totals(state: JobState, time: float) -> dict[str, float]:
         names.MEMORY_COPY_AGE_SECONDS: _age(saves.memory_time, time),
     }
     return {
+        **_whole_time(state, time),
         **{name: age for name, age in ages.items() if age is not None},
         names.SAMPLES_REPEATED: float(state.training.samples - state.training.covered_rows()),
         names.GOODPUT: times.goodput,

@@ -225,4 +225,5 @@ class TimedWork(ServicePart):
         if self._history is not None:
             window = self._seen.window
             trained = window.heads if window else ()
-            self._history.put(Report(self.metrics(), self.totals(), self.state.evaluation_sketch, trained))
+            sketch, samples_before = self.state.evaluation_sketch, self.state.samples_before
+            self._history.put(Report(self.metrics(), self.totals(), sketch, trained, samples_before))

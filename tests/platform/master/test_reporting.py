@@ -21,6 +21,7 @@ from elastrec.platform.master.reporting.unsent_metrics import read_points
 from elastrec.platform.master.service.history_sink import HistorySink, Report, leave_points, open_history_sink
 from elastrec.platform.specs.errors import ClusterError, HistoryError
 from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
+from elastrec.platform.specs.splits import TRAINING_STREAM, Positions, StreamPositions
 from elastrec.platform.transport.messages.job import Heartbeat, WindowMetrics
 from tests.heads import encoded
 from tests.platform.master.fakes import FakeCluster, job, launch
@@ -108,6 +109,21 @@ def test_totals_show_repeats_and_where_the_time_went():
     found = totals(world.state, world.time)
     assert found[names.SAMPLES_REPEATED] == world.state.training.samples - 130
     assert found["time/training_seconds"] >= 10.0 and 0 < found[names.GOODPUT] <= 1
+
+
+def test_the_mean_speed_is_that_of_the_jobs_own_samples_over_the_time_of_all_its_masters():
+    begin = Positions({TRAINING_STREAM: StreamPositions(5, [])})
+    state = JobState.new(plan(start_record="file:///s/r/1", start_positions=begin))
+    of_another_job = state.samples_before
+    assert of_another_job == state.samples_of_start > 0
+    state.training.samples += 60
+    found = totals(state, 10.0)
+    assert (found[names.SECONDS], found[names.MEAN_SAMPLES_PER_SECOND]) == (10.0, 6.0)
+    state.begin_after({"training": 20.0, "pending": 10.0})
+    found = totals(state, 10.0)
+    assert (found[names.SECONDS], found[names.MEAN_SAMPLES_PER_SECOND]) == (40.0, 1.5)
+    state.begin_after(None)
+    assert not {names.SECONDS, names.MEAN_SAMPLES_PER_SECOND} & totals(state, 10.0).keys()
 
 
 class Slow:

@@ -42,6 +42,14 @@ def test_a_simulated_past_job_takes_its_recorded_time() -> None:
     assert found.arrival_seconds == 0.0
 
 
+def test_a_job_whose_whole_time_is_unknown_is_left_out() -> None:
+    """It was resumed: its samples are of all masters, and the measured time is that of the last one."""
+    known = record()
+    unknown = {name: value for name, value in known.metrics.items() if name != names.SECONDS}
+    past = jobs_of([record("clicks-2", metrics=unknown)])
+    assert not past.jobs and past.left_out == (("clicks-2", "its run has no training time"),)
+
+
 def test_runs_of_several_configurations_are_fitted_together() -> None:
     records = [record(f"clicks-{workers}", workers) for workers in (1, 2, 4, 8)]
     jobs = jobs_of(records).jobs

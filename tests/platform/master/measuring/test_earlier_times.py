@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from elastrec.checkpoints import open_record, open_store
+from elastrec.platform.history import metric_names as names
 from elastrec.platform.master.measuring.time_profile import REDOING, TRAINING
 from elastrec.platform.master.reporting.explanation import as_text, explanation_key, read_explanation
 from elastrec.platform.master.service import earlier_times
@@ -53,6 +54,9 @@ def test_the_time_of_a_stopped_job_counts_after_it_was_resumed_and_training_afte
         == live.goodput
         == pytest.approx(live.parts[TRAINING] / live.wall_seconds)
     )
+    totals, metrics = second.service.totals(), second.service.metrics()
+    assert metrics.elapsed_seconds < totals[names.SECONDS] == pytest.approx(live.wall_seconds)
+    assert totals[names.MEAN_SAMPLES_PER_SECOND] == pytest.approx(metrics.samples_trained / live.wall_seconds)
     assert f"{before.wall_seconds:.1f} s of this were before the job was resumed" in as_text(live)
     second.stop()
     left = read_explanation(second.request.store, second.request.job_id)
@@ -98,6 +102,8 @@ def test_a_job_that_is_resumed_from_a_record_of_an_earlier_version_says_that_the
     found = explained(second)
     assert found.earlier_seconds is None
     assert "of the time since the job was resumed; the time before is unknown" in as_text(found)
+    # Samples of both masters over the seconds of the last one would be wrong.
+    assert not {names.SECONDS, names.MEAN_SAMPLES_PER_SECOND} & second.service.totals().keys()
 
 
 def test_a_job_that_was_never_resumed_says_nothing_of_earlier_masters(stage: Make) -> None:
