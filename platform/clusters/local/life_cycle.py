@@ -93,10 +93,12 @@ def find_agent(
     state = StateFolder(Path(state_folder))
     deadline = time.monotonic() + patience_seconds
     while state.is_owned():
-        cluster = _connect(state, tls_folder)
+        # The last attempt, too, ends within the patience: the caller waits for it.
+        left = max(_TICK_SECONDS, deadline - time.monotonic())
+        cluster = _connect(state, tls_folder, min(_ANSWER_SECONDS, left))
         if cluster is not None:
             return cluster
-        if time.monotonic() > deadline or _stopped_process(state) is not None:
+        if time.monotonic() >= deadline - _TICK_SECONDS or _stopped_process(state) is not None:
             raise _silent(state)
         time.sleep(_TICK_SECONDS)
     return None
@@ -205,7 +207,9 @@ def _spawn(state: StateFolder, command: list[str]) -> None:
     threading.Thread(target=process.wait, name="agent-reaper", daemon=True).start()
 
 
-def _connect(state: StateFolder, tls_folder: Path | None) -> LocalCluster | None:
+def _connect(
+    state: StateFolder, tls_folder: Path | None, answer_seconds: float = _ANSWER_SECONDS
+) -> LocalCluster | None:
     """The cluster of a folder when an agent holds the folder and answers.
 
     Raises:
@@ -231,7 +235,7 @@ def _connect(state: StateFolder, tls_folder: Path | None) -> LocalCluster | None
         ) from error
     cluster = LocalCluster(info.address, token, tls)
     try:
-        cluster.agent(timeout_seconds=_ANSWER_SECONDS)
+        cluster.agent(timeout_seconds=answer_seconds)
     except ClusterError:
         cluster.close()
         return None

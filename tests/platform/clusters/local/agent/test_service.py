@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ import pytest
 
 from elastrec.platform.clusters import connect_launcher, encode_config
 from elastrec.platform.clusters.local import LocalCluster, find_agent, messages, start_agent, stop_agent
+from elastrec.platform.clusters.local.state_folder import StateFolder
 from elastrec.platform.clusters.pods import PodPhase, PodStatus, RestartPolicy
 from elastrec.platform.specs.errors import ClusterError
 from tests.certificates import certify
@@ -263,6 +265,21 @@ def test_an_agent_that_is_stopped_is_named_with_the_remedy_in_a_few_seconds(stat
         os.kill(pid, signal.SIGCONT)
     found = find_agent(state)
     assert found is not None and found.agent().pid == pid
+
+
+def test_an_agent_that_hangs_is_waited_for_no_longer_than_the_caller_waits(state):
+    start_agent(state, **_SIZE).close()
+    info = StateFolder(state).info
+    described = info.read_text()
+    with contextlib.ExitStack() as stack:
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        stack.callback(info.write_text, described)
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        info.write_text(json.dumps({**json.loads(described), "address": address}))
+        began = time.monotonic()
+        with pytest.raises(ClusterError, match=r"does not answer; see .*agent\.log"):
+            find_agent(state, patience_seconds=0.5)
+        assert 0.4 < time.monotonic() - began < 1.5
 
 
 def test_an_agent_whose_folder_was_replaced_ends_without_changing_the_new_one(state, until_true, is_alive):
