@@ -123,8 +123,12 @@ def commit_record(
             raise CheckpointError(
                 f"{uri}/{part.file}: the part has {size} bytes, its writer reported {part.size_bytes}"
             )
-    positions_file = f"positions-{uuid.uuid4().hex[:8]}.json"
-    store.put(positions_file, positions)
+    checksum = xxhash.xxh3_64_intdigest(positions)
+    # Named after its content: a commit that is repeated, because its master was killed, leaves no second file, and one
+    # with other positions damages none.
+    positions_file = f"positions-{checksum:016x}.json"
+    if store.size(positions_file) != len(positions):
+        store.put(positions_file, positions)
     manifest = RecordManifest(
         format_version=FORMAT_VERSION,
         job_name=job.metadata.name,
@@ -140,7 +144,7 @@ def commit_record(
         model=summarize(job, dense),
         positions_file=positions_file,
         positions_bytes=len(positions),
-        positions_checksum=xxhash.xxh3_64_intdigest(positions),
+        positions_checksum=checksum,
         parts=all_parts,
         attributes=dict(attributes or {}),
         term=term,

@@ -32,8 +32,35 @@ def test_a_folder_becomes_a_record_once(store: Store, make_job: MakeJob) -> None
         return commit_record(uri, [part], b"{}", job=make_job(), job_id="a", kind="final", step=1, generation=2)
 
     commit()
+    files = open_store(uri).keys()
     with pytest.raises(CheckpointError, match="already a record"):
         commit()
+    assert open_store(uri).keys() == files
+
+
+def test_a_commit_that_is_repeated_after_its_master_was_killed_leaves_no_second_file(
+    store: Store, make_job: MakeJob
+) -> None:
+    uri = new_record_uri(store, "clicks", "a", 1)
+    part = write_part(uri, 0, 1)
+
+    def commit(positions: bytes, check: Callable[[], object]) -> RecordManifest:
+        return commit_record(
+            uri, [part], positions, job=make_job(), job_id="a", kind="final", step=1, generation=2, check=check
+        )
+
+    def killed() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        commit(b'{"streams":{}}', killed)
+    manifest = commit(b'{"streams":{}}', lambda: None)
+    assert sorted(open_store(uri).keys()) == sorted([part.file, manifest.positions_file, "manifest.json"])
+    assert open_record(uri).positions() == b'{"streams":{}}'
+    # A master with other positions is refused, and those of the record stay as they are.
+    with pytest.raises(CheckpointError, match="already a record"):
+        commit(b"{}", lambda: None)
+    assert open_record(uri).positions() == b'{"streams":{}}'
 
 
 def test_a_store_without_conditional_puts_still_commits_once(
