@@ -248,6 +248,8 @@ def as_text(story: Explanation) -> str:
         share = seconds / story.wall_seconds if story.wall_seconds else 0.0
         lines.append(f"{part.replace('_', ' '):<20} {seconds:>10.1f} {share:>7.1%}  {PARTS.get(part, '')}")
     lines += ["", f"{'AT':<19} {'SECONDS':>9}  EVENT"]
+    if story.earlier_problem:
+        lines.append(f"... the events before the job was resumed, which cannot be read: {story.earlier_problem}")
     if story.omitted:
         lines.append(f"... {story.omitted:,} older events")
     for entry in story.timeline:
@@ -274,10 +276,35 @@ def explanation_key(job_name: str, job_id: str) -> str:
     return f"{job_name}/ledger/{job_id}.json"
 
 
-def write_explanation(store: str, job_name: str, job_id: str, state: JobState, journal: Journal) -> str:
+def with_earlier(story: Explanation, before: Explanation) -> Explanation:
+    """The explanation of a master that continued from a record, with the events of earlier masters before its own.
+
+    Args:
+        before: what earlier masters have left, or this one itself, if it has been restarted since its job ended.
+    """
+    if not story.timeline:
+        return story
+    began = story.timeline[0].unix_seconds
+    is_own = any(entry.unix_seconds >= began for entry in before.timeline[-1:])
+    timeline = [*(entry for entry in before.timeline if entry.unix_seconds < began), *story.timeline]
+    omitted = story.omitted + before.omitted + max(0, len(timeline) - TIMELINE_ENTRIES)
+    return msgspec.structs.replace(
+        story,
+        timeline=timeline[-TIMELINE_ENTRIES:],
+        omitted=before.omitted if is_own else omitted,
+        migrations=[*(each for each in before.migrations if each.unix_seconds < began), *story.migrations],
+        own_plans=[*(each for each in before.own_plans if each.unix_seconds < began), *story.own_plans],
+        shape_changes=before.shape_changes + (0 if is_own else story.shape_changes),
+    )
+
+
+def write_explanation(
+    store: str, job_name: str, job_id: str, state: JobState, journal: Journal, before: Explanation | None = None
+) -> str:
     """Stores the explanation of a job that has ended next to its ledger; returns its URI.
 
-    If this master continued from a record of an earlier master, the timeline begins with that master's entries.
+    Args:
+        before: what earlier masters have left, if this one continued from a record.
 
     Raises:
         CheckpointError: the store refused.
@@ -288,18 +315,7 @@ def write_explanation(store: str, job_name: str, job_id: str, state: JobState, j
         shape=state.wanted_shape, shape_changes=state.shape_version, earlier_seconds=state.earlier_seconds,
     )  # fmt: skip
     opened, key = open_store(store), explanation_key(job_name, job_id)
-    if state.is_resumed and (before := read_explanation(opened, job_id)) is not None and story.timeline:
-        began = story.timeline[0].unix_seconds
-        earlier = [entry for entry in before.timeline if entry.unix_seconds < began]
-        timeline = [*earlier, *story.timeline]
-        omitted = story.omitted + before.omitted + max(0, len(timeline) - TIMELINE_ENTRIES)
-        moves = [each for each in before.migrations if each.unix_seconds < began]
-        story = msgspec.structs.replace(
-            story, timeline=timeline[-TIMELINE_ENTRIES:], omitted=omitted, migrations=[*moves, *story.migrations],
-            own_plans=[*(each for each in before.own_plans if each.unix_seconds < began), *story.own_plans],
-            shape_changes=before.shape_changes + story.shape_changes,
-        )  # fmt: skip
-    opened.put(key, msgspec.json.encode(story))
+    opened.put(key, msgspec.json.encode(story if before is None else with_earlier(story, before)))
     return opened.child_uri(key)
 
 

@@ -8,14 +8,17 @@ import time
 
 import structlog
 
+from elastrec.checkpoints import StoreError
 from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.pods.launch import LaunchRequest
+from elastrec.platform.master.reporting.earlier_story import EarlierStory
 from elastrec.platform.master.reporting.explanation import write_explanation
 from elastrec.platform.master.reporting.ledger import write_ledger
 from elastrec.platform.master.reporting.unsent_metrics import write_result
 from elastrec.platform.master.service.journal import Journal
-from elastrec.platform.specs.errors import ElastrecError
+from elastrec.platform.specs.errors import CheckpointError, ElastrecError
 from elastrec.platform.specs.metrics import TrainingMetrics
+from elastrec.platform.transport.messages.ledger import Explanation
 
 log = structlog.get_logger(__name__)
 LONGEST_SECONDS = 10.0
@@ -27,10 +30,19 @@ class FinalArtifacts:
 
     Args:
         state, metrics: of a job that has ended.
+        earlier: the story of earlier masters, if the job was resumed.
     """
 
-    def __init__(self, request: LaunchRequest, state: JobState, metrics: TrainingMetrics, journal: Journal) -> None:
+    def __init__(
+        self,
+        request: LaunchRequest,
+        state: JobState,
+        metrics: TrainingMetrics,
+        journal: Journal,
+        earlier: EarlierStory,
+    ) -> None:
         self._request = request
+        self._earlier = earlier
         self._state = state
         self._metrics = metrics
         self._journal = journal
@@ -47,12 +59,24 @@ class FinalArtifacts:
         for pause in _PAUSES_SECONDS:
             time.sleep(pause)
             try:
+                # First: it is only of this run of the job if the result is, which is replaced now.
+                before = self._read_earlier() if self._state.is_resumed else None
                 write_result(request.store, job_name, request.job_id, self._metrics)
                 of_job = (request.store, job_name, request.job_id, self._state, self._journal)
-                ledger, story = write_ledger(*of_job, request.earlier_terms), write_explanation(*of_job)
+                ledger, story = write_ledger(*of_job, request.earlier_terms), write_explanation(*of_job, before)
             except ElastrecError as error:
                 reason = str(error)
                 continue
             log.info("ledger_left", job=request.job_id, ledger=ledger, explanation=story)
             return
         log.error("ledger_not_left", job=request.job_id, reason=reason)
+
+    def _read_earlier(self) -> Explanation | None:
+        try:
+            return self._earlier.read()
+        except StoreError:
+            raise
+        except CheckpointError as error:
+            # It stays damaged; the job's result matters more.
+            log.warning("earlier_explanation_not_read", job=self._request.job_id, reason=str(error))
+            return None

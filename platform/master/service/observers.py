@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
 import pyarrow as pa
 
 from elastrec.platform.master.machine import events, migration
@@ -17,7 +18,8 @@ from elastrec.platform.master.measuring.speed_profile import (
 )
 from elastrec.platform.master.pods import orders, requests, shape_checks
 from elastrec.platform.master.pods.requests import RequestedShape
-from elastrec.platform.master.reporting.explanation import explanation
+from elastrec.platform.master.reporting.earlier_story import EarlierStory
+from elastrec.platform.master.reporting.explanation import explanation, with_earlier
 from elastrec.platform.master.reporting.ledger import attempts_of, earlier_lines, running_attempts, streams_now
 from elastrec.platform.master.reporting.status import totals, training_metrics
 from elastrec.platform.master.service.journal import LEDGER_PAGE
@@ -50,6 +52,7 @@ class ObserverCalls(ServicePart):
     _finished: threading.Event
     _job_json: bytes
     _earlier_lines: pa.Table | None = None
+    _earlier_story: EarlierStory
 
     def metrics(self) -> TrainingMetrics:
         """The present state of the job."""
@@ -110,16 +113,16 @@ class ObserverCalls(ServicePart):
         return LedgerPage(attempts=attempts, running=running, streams=streams)
 
     def explain(self, message: GetExplanation) -> Explanation:
-        """Events, their causes, and where the time went."""
+        """Events, their causes, and where the time went; of a job that was resumed, events of earlier masters, too."""
         with self._lock:
             last, phase = self.journal.last, str(self.state.phase)
             times = self.state.times.at(self.state, self.now())
             own_plans = requests.own_plans(self.state)
             open_costs = self.state.faults.costs_at(self.state, self.now())
             shape, shape_changes = self.state.wanted_shape, self.state.shape_version
-            earlier_seconds = self.state.earlier_seconds
+            earlier_seconds, is_resumed = self.state.earlier_seconds, self.state.is_resumed
         self.journal.wait(last)
-        return explanation(
+        story = explanation(
             self.request.job_id,
             phase,
             times,
@@ -130,6 +133,11 @@ class ObserverCalls(ServicePart):
             shape_changes,
             earlier_seconds,
         )
+        if not is_resumed:
+            return story
+        before, problem = self._earlier_story.look()
+        story = story if before is None else with_earlier(story, before)
+        return msgspec.structs.replace(story, earlier_problem=problem)
 
     def profile(self, message: GetProfile) -> Profile:
         """The measured speed of the job in each of its configurations."""

@@ -29,6 +29,7 @@ from elastrec.platform.master.pods.heartbeats import Heartbeats
 from elastrec.platform.master.pods.launch import LaunchRequest, member_pod
 from elastrec.platform.master.pods.reconciler import Reconciler
 from elastrec.platform.master.pods.wanted import Wanted, WantedPod, wanted
+from elastrec.platform.master.reporting.earlier_story import EarlierStory
 from elastrec.platform.master.scaling.memory_watch import MemoryWatch
 from elastrec.platform.master.service.answers import Answers
 from elastrec.platform.master.service.executor import Executor
@@ -113,6 +114,7 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
         self._answers = Answers()
         self._seen = Observations(self.now())
         self._seen.recall_changes(state)
+        self._earlier_story = EarlierStory(request)
         self._memory_watch = MemoryWatch(request.job_id, self.job)
         self._saved_measurements = SavedMeasurements(folder)
         if self.is_continued:

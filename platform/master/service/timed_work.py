@@ -16,6 +16,7 @@ from elastrec.platform.master.measuring.observations import Remembered
 from elastrec.platform.master.measuring.saved_measurements import SavedMeasurements
 from elastrec.platform.master.measuring.slow_pods import SlowPod, has_room_elsewhere
 from elastrec.platform.master.measuring.time_profile import SUSPENSION_SECONDS
+from elastrec.platform.master.reporting.earlier_story import EarlierStory
 from elastrec.platform.master.reporting.final_artifacts import FinalArtifacts
 from elastrec.platform.master.service.history_sink import Report
 from elastrec.platform.master.service.journal import JournalError
@@ -36,6 +37,7 @@ class TimedWork(ServicePart):
     _stopping: threading.Event
     _on_fatal: Callable[[], None]
     _saved_measurements: SavedMeasurements
+    _earlier_story: EarlierStory
     _final_artifacts: FinalArtifacts | None = None
     _has_reported_end = False
     _deadline: float | None = None
@@ -219,7 +221,9 @@ class TimedWork(ServicePart):
             self._report()
             if self.state.poisoned is not None:
                 self._executor.name_files(self.state.poisoned)
-            self._final_artifacts = FinalArtifacts(self.request, self.state, self.metrics(), self.journal)
+            self._final_artifacts = FinalArtifacts(
+                self.request, self.state, self.metrics(), self.journal, self._earlier_story
+            )
 
     def _report(self) -> None:
         if self._history is not None:

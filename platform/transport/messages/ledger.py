@@ -121,6 +121,7 @@ class Explanation(Message, frozen=True):
         parts: seconds by part, see `platform.master.measuring.time_profile.PARTS`.
         goodput: share of the wall time in which rows were trained that are in the model; 0 to 1.
         omitted: number of older entries of the timeline that are left out.
+        earlier_problem: why the events of earlier masters cannot be read; empty if they are there or there are none.
         migrations: of parameter servers, the oldest first.
         own_plans: the latest plans of the master itself, the oldest first.
         shape: the latest shape of the job, without changes that it had not got when it ended; None in explanations of
@@ -139,3 +140,4 @@ class Explanation(Message, frozen=True):
     shape: Shape | None = None
     shape_changes: int = 0
     earlier_seconds: float | None = 0.0
+    earlier_problem: str = ""

@@ -422,7 +422,11 @@ def test_the_ledgers_of_a_stopped_job_and_of_its_second_life_hold_every_row_once
     assert record is not None
     second = stage("another")
     second.start()
+    # What the master shows before and after the end of the job is what it leaves.
+    live = [entry.what for entry in second.call(GetExplanation(), Explanation).timeline]
+    assert live[live.index("stopped") + 1].startswith("resumed from")
     second.wait_for(Phase.SUCCEEDED)
+    shown = second.call(GetExplanation(), Explanation)
     again = second.service.state.training.samples - 4000
     second.stop()
     table = read_ledger(second.request.store, second.request.job_id)
@@ -438,7 +442,7 @@ def test_the_ledgers_of_a_stopped_job_and_of_its_second_life_hold_every_row_once
     # What the first life trained after its record is counted as trained again.
     assert again > 0 and sum(row["to"] - row["from"] for row in rows) == 4000 + again
     story = read_explanation(second.request.store, second.request.job_id)
-    assert story is not None
+    assert story is not None and story.timeline == shown.timeline and story.shape_changes == shown.shape_changes
     timeline = [f"{entry.what}: {entry.cause}" for entry in story.timeline]
     stopped = timeline.index("stopped: enough")
     resumed = timeline[stopped + 1]
