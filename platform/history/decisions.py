@@ -7,7 +7,6 @@ import io
 import json
 import math
 import shutil
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from elastrec.platform.history import metric_names as names
 from elastrec.platform.history import scaling_figures
 from elastrec.platform.history.connection import Connection
 from elastrec.platform.history.scaling_figures import Decision, Timed
+from elastrec.platform.history.scratch import scratch_folder
 from elastrec.platform.scaling.types import Coefficients, Observation
 from elastrec.platform.specs.errors import HistoryError
 from elastrec.platform.specs.shape import MigrationSeen
@@ -195,8 +195,8 @@ class Decisions(Connection):
         return {path.rpartition("/")[2]: self._picture(run_id, path) for path in sorted(listed)}
 
     def _picture(self, run_id: str, path: str) -> str:
-        with tempfile.TemporaryDirectory() as place:
-            return _data_uri(Path(self._client.download_artifacts(run_id, path, place)).read_bytes())
+        with scratch_folder() as place:
+            return _data_uri(Path(self._client.download_artifacts(run_id, path, str(place))).read_bytes())
 
     def log_migrations(self, run_id: str, seen: Sequence[MigrationSeen]) -> None:
         """Draws when which server started, copied rows, took them over and left."""
@@ -210,11 +210,11 @@ class Decisions(Connection):
     def _log_figures(self, run_id: str, drawn: Mapping[str, Figure | None]) -> None:
         """Writes figures by their paths in the run; a figure that has two paths is rendered once."""
         rendered: dict[Figure, Path] = {}
-        with self._explained(f"write the pictures of run {run_id}"), tempfile.TemporaryDirectory() as place:
+        with self._explained(f"write the pictures of run {run_id}"), scratch_folder() as place:
             for path, figure in drawn.items():
                 if figure is None:
                     continue
-                file = Path(place, path)
+                file = place / path
                 file.parent.mkdir(parents=True, exist_ok=True)
                 if figure in rendered:
                     shutil.copyfile(rendered[figure], file)
@@ -222,7 +222,7 @@ class Decisions(Connection):
                     figure.savefig(file)
                     rendered[figure] = file
             if rendered:
-                self._client.log_artifacts(run_id, place)
+                self._client.log_artifacts(run_id, str(place))
 
     def _append_table(self, run_id: str, lines: Sequence[Mapping[str, Any]]) -> None:
         """Like `MlflowClient.log_table`, but with a limit for the length of the table."""
@@ -240,10 +240,10 @@ class Decisions(Connection):
     def _text(self, run_id: str, path: str) -> str | None:
         """An artifact's text; None if it does not exist."""
         folder = path.rpartition("/")[0]
-        with self._explained(f"read {path} of run {run_id}"), tempfile.TemporaryDirectory() as place:
+        with self._explained(f"read {path} of run {run_id}"), scratch_folder() as place:
             if all(each.path != path for each in self._client.list_artifacts(run_id, folder)):
                 return None
-            return Path(self._client.download_artifacts(run_id, path, place)).read_text(encoding="utf-8")
+            return Path(self._client.download_artifacts(run_id, path, str(place))).read_text(encoding="utf-8")
 
 
 def coefficient_figures(coefficients: Coefficients) -> dict[str, float]:
