@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -16,7 +17,7 @@ from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.jobs.starting.kept_launch import keep_launch
 from elastrec.platform.specs.errors import DataError, SpecError
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
-from elastrec.platform.specs.text.loading import job_from_json
+from elastrec.platform.specs.text.loading import job_from_json, job_to_json
 from tests.bad_input.caller import CheckHere
 from tests.operators.steps import ALLOCATION, PREPARED
 from tests.platform.jobs.starting.test_resuming import prepared
@@ -103,7 +104,7 @@ def test_a_job_that_is_not_there_is_prepared_again_from_the_days_of_its_launch(
 
     def prepare(platform: Any, job: Any, job_id: str, interval: Any) -> jobs.Prepared:
         asked.append((job, job_id, interval))
-        return PREPARED
+        return msgspec.structs.replace(PREPARED, job_json=job_to_json(job))
 
     monkeypatch.setattr("elastrec.platform.jobs.starting.resuming.prepare", prepare)
     said = resumed("clicks-1")
@@ -114,8 +115,12 @@ def test_a_job_that_is_not_there_is_prepared_again_from_the_days_of_its_launch(
     assert (job_id, interval) == ("clicks-1", PREPARED.interval)
     assert first.spec.data.path == "data" and second.spec.data.path == "/mnt/clicks"
     assert first.spec.checkpoint.store == store
-    # Sizes are those of the launch, unless something was changed.
-    assert [course.allocation for course in courses] == [ALLOCATION, None]
+    # Sizes are those of the launch, unless they are changed.
+    resumed("clicks-1", "--set", "spec.resources.worker.count=7")
+    assert [course.allocation for course in courses[:2]] == [ALLOCATION, ALLOCATION]
+    assert courses[2].allocation is not None and courses[2].allocation.workers == 7
+    assert [course.named_fields for course in courses[1:]] == [{"spec.data.path"}, {"spec.resources.worker.count"}]
+    courses.pop()
     assert [course.keep for course in courses] == [False, True] and all(course.is_resumed for course in courses)
     assert courses[0].again == "run elastrec resume clicks-1"
 
