@@ -6,6 +6,8 @@ an uncertain prediction determines more. Shape legend: N allocations.
 
 from __future__ import annotations
 
+import math
+
 from elastrec.platform.scaling.amounts import Capacity, is_positive
 from elastrec.platform.scaling.model.columns import Columns
 from elastrec.platform.scaling.search.front import room_of
@@ -20,6 +22,13 @@ _LEAST_COST = 0.05
 it do not matter, and a step without cost would have an infinite value."""
 
 
+_KNOWN_ERROR = 0.25
+"""Share of `trusted_error` up to which a prediction teaches nothing more. Chosen: a prediction is then as exact as two
+short measurements of one configuration are equal."""
+_LEAST_USE = 18.0
+"""Seconds of training that the knowledge of a step must be worth. Chosen: 0.5 % of an hour."""
+
+
 def _fastest_measured(job: JobProfile) -> float:
     """Ψ of the job's best configuration; 0 without usable measurements."""
     steps = [(each.allocation.workers, each.iteration_seconds) for each in job.observations]
@@ -30,10 +39,14 @@ def explore(situation: Situation, capacity: Capacity, space: Space, doubted: Col
     """At most MOST neighbours with an uncertain prediction, most information per cost first; none if all are known.
 
     A step may slow the job by at most `max_slowdown` against the fastest measurement, by prediction. So smaller sizes
-    are explored only if their loss is small, and such losses do not add up. The model is explored only if a plan can
-    use the result: an untrusted plan must satisfy the rules in the next round, in the remaining time of the job then,
-    and with the costs of the step. Because the next round may undo the step, its pause and its start must pay within
-    one round.
+    are explored only if their loss is small, and such losses do not add up. A step is tried only if its result is of
+    use, in the remaining time of the job in the next round and with the costs of the step then: an untrusted plan would
+    satisfy the rules, or the step itself adds resources, with a trusted prediction that may be wrong enough to change
+    the decision about it. The value of that knowledge is E[max(x, 0)] − max(E[x], 0), where x is the amount by which
+    the step exceeds the rules, as a share of Ψ, normally distributed with the error of its prediction (the expected
+    improvement of Jones, Schonlau and Welch, "Efficient global optimization of expensive black-box functions", 1998).
+    Without it, a job whose model was fitted to a few sizes near each other, and predicts too little of others, would
+    stay as it is. Because the next round may undo the step, its pause and its start must pay within one round.
 
     Args:
         doubted: plans all over the space that fit and obey the rules, but have an untrusted prediction.
@@ -43,10 +56,13 @@ def explore(situation: Situation, capacity: Capacity, space: Space, doubted: Col
     fastest = max(situation.reference, _fastest_measured(job))
     window_seconds = float(job.until_next_change_seconds)
     present, later = situation.present(0.0), situation.present(rules.payback_seconds, after_seconds=window_seconds)
+    # With one measured size, the errors of other predictions are those of assumptions.
+    least_use = _LEAST_USE if model.configurations > 1 else math.inf
     table_FE, found_7E, errors_E = front_kernels().exploring(
         space.start_5, space.values, space.lengths, float(space.worker_memory_bytes), tuple(room_of(job, capacity)),
         tuple(constants), tuple(fitted), model.covariance_KK, tuple(present), tuple(later), doubted.table_FN,
-        0.5 * rules.trusted_error, (1.0 - rules.max_slowdown) * fastest, window_seconds, _LEAST_COST, MOST,
+        _KNOWN_ERROR * rules.trusted_error, (1.0 - rules.max_slowdown) * fastest, window_seconds, _LEAST_COST,
+        least_use, MOST,
     )  # fmt: skip
     outcomes = Outcomes(Columns(table_FE), model, found_7E, present, errors_E)
     return [outcomes.candidate(row, CandidateKind.EXPLORE) for row in range(len(outcomes.columns))]

@@ -12,13 +12,14 @@ from __future__ import annotations
 import numpy as np
 
 from elastrec.platform.scaling.model import kernels as model_kernels
-from elastrec.platform.scaling.model.kernels import Constants, Fitted, variance
+from elastrec.platform.scaling.model.kernels import Constants, Fitted, variance, variance_of_change
 from elastrec.platform.scaling.search import kernels, point_kernels
 from elastrec.platform.scaling.search.kernels import (
     AGAINST_RULES,
     COST,
     GAIN,
     OVERHEAD,
+    SPEED,
     Present,
     Room,
     against_rules,
@@ -33,6 +34,7 @@ from elastrec.platform.scaling.search.kernels import (
     price_against,
     speed_of,
     teaches,
+    value_of_information,
 )
 from elastrec.platform.scaling.search.point_kernels import (
     advance,
@@ -260,7 +262,7 @@ def front_of(  # type: ignore[no-untyped-def]
 @_kernel
 def exploring(  # type: ignore[no-untyped-def]
     start_5, values, length_5, worker_memory_bytes, room, constants, fitted, covariance_KK, present, later, doubted_FN,
-    known_error, slowest, window_seconds, least_cost, most,
+    known_error, slowest, window_seconds, least_cost, least_use, most,
 ):  # fmt: skip
     """Table [F, E], outcomes [7, E] and relative errors [E] of at most `most` single steps, most information per cost
     first (`exploration`).
@@ -273,6 +275,7 @@ def exploring(  # type: ignore[no-untyped-def]
         slowest: Ψ below which a step is too slow.
         window_seconds: until the next round.
         least_cost: share of the job's price that is added to the cost of a step.
+        least_use: least value of the knowledge of a step, in seconds of training, to be tried for its own sake.
     """
     room, constants, fitted = Room(*room), Constants(*constants), Fitted(*fitted)
     present, later = Present(*present), Present(*later)
@@ -287,16 +290,25 @@ def exploring(  # type: ignore[no-untyped-def]
     if worth_N.any() and rest_seconds > 0:
         # The margin, as a share of Ψ, by which the best doubted plan would satisfy the rules in the next round; below
         # 0, no plan would be made even if its prediction were trusted.
-        promise = -1.0
+        promise, now_F1 = -1.0, now_of(present)
         if doubted_FN.shape[1]:
             promise = -outcomes(doubted_FN, constants, fitted, later)[AGAINST_RULES].min()
-        _, _, price = held(now_of(present), 0, present)
+        later_7N = outcomes(table_FN, constants, fitted, later)
+        _, _, price = held(now_F1, 0, present)
         for n in range(len(worth_N)):
+            if not worth_N[n] > 0:
+                continue
+            use = promise
+            error = np.sqrt(variance_of_change(table_FN, n, now_F1, constants, fitted, covariance_KK))
+            if found_7N[COST, n] > 0 and error <= present.trusted_error:
+                deviation = error * found_7N[SPEED, n] / present.speed
+                excess = value_of_information(-later_7N[AGAINST_RULES, n], deviation)
+                use = max(use, excess - least_use / rest_seconds)
             # The cost of the step: more expensive pods, and the work lost while they start.
             cost = max(found_7N[COST, n], 0.0) / price + found_7N[OVERHEAD, n] / present.speed
             # The loss until the next round, as a share of the time in which a plan can compensate it.
             lost = max(-found_7N[GAIN, n], 0.0) / present.speed * (window_seconds / rest_seconds)
-            worth_N[n] = worth_N[n] / (cost + least_cost) if lost <= promise else 0.0
+            worth_N[n] = worth_N[n] / (cost + least_cost) if lost <= use else 0.0
         order = order_of(-worth_N)
         while count < min(most, len(order)) and worth_N[order[count]] > 0:
             chosen[count] = order[count]

@@ -7,6 +7,7 @@ Shape legend: N points, F fields (`columns.FIELDS`).
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -284,6 +285,16 @@ def permitted(table_FN, found_7N, room, constants, fitted, covariance_KK, presen
             found[count] = n
             count += 1
     return found[:count]
+
+
+@_kernel
+def value_of_information(mean, deviation):  # type: ignore[no-untyped-def]
+    """The value of knowing a normally distributed x before taking it or 0: E[max(x, 0)] − max(E[x], 0)."""
+    if not deviation > 0:
+        return 0.0
+    ratio = abs(mean) / deviation
+    density = math.exp(-0.5 * ratio * ratio) / math.sqrt(2.0 * math.pi)
+    return deviation * density - 0.5 * abs(mean) * math.erfc(ratio / math.sqrt(2.0))
 
 
 @_kernel

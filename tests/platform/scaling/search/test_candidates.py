@@ -118,6 +118,17 @@ def test_nothing_is_explored_that_no_plan_could_use() -> None:
     assert len(kinds["computing"]) > 1
 
 
+@pytest.mark.parametrize(("more_cores", "is_tried"), [((), True), ((2.0, 3.0), False)])
+def test_a_growth_that_is_not_predicted_to_pay_is_explored_while_its_prediction_may_be_wrong(
+    more_cores: tuple[float, ...], is_tried: bool
+) -> None:
+    true = coefficients((0.2, 0.0, 0.0, 0.0, 0.8))
+    sizes = [allocation(4, 2, cores) for cores in (1.0, *more_cores, 1.25)]
+    job = profile(observations=measure(true, sizes), allocation=sizes[-1], movable=WORKER_SIZE)
+    kinds = {each.kind for each in propose(Situation(job, fit_job(job), PRICES), PLENTY).candidates}
+    assert kinds == ({CandidateKind.STAY, CandidateKind.EXPLORE} if is_tried else {CandidateKind.STAY})
+
+
 @pytest.mark.parametrize(("seconds", "is_tried"), [(7200.0, True), (800.0, True), (650.0, False)])
 def test_nothing_is_explored_that_the_next_round_has_no_time_to_use(seconds: float, is_tried: bool) -> None:
     """A round takes ten minutes here: of eleven nothing is left in which what was learnt could be used."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from dataclasses import replace
 from typing import Any
 
@@ -291,6 +292,14 @@ def test_near_are_the_points_that_fit_and_lack_less_than_to_stay(asked: Situatio
     assert near.tolist() == np.unique(numbers)[close].tolist()
 
 
+def value_of_information(mean: float, deviation: float) -> float:
+    """E[max(x, 0)] − max(E[x], 0) of a normally distributed x."""
+    if deviation == 0:
+        return 0.0
+    normal = statistics.NormalDist(mean, deviation)
+    return mean * (1.0 - normal.cdf(0.0)) + deviation**2 * normal.pdf(0.0) - max(mean, 0.0)
+
+
 @settings(max_examples=60, deadline=None)
 @given(SITUATIONS, CAPACITIES, st.floats(0.01, 0.2))
 def test_steps_that_explore_are_those_of_most_information_per_cost(
@@ -307,7 +316,7 @@ def test_steps_that_explore_are_those_of_most_information_per_cost(
     at_once = replace(asked, rules=msgspec.structs.replace(rules, payback_seconds=0.0))
     found, error_N = at_once.outcomes(columns), MODEL.relative_error(columns)
     measured = [each.allocation.workers * job.shape.batch_size / each.iteration_seconds for each in job.observations]
-    known, slowest = 0.5 * trusted_error, (1.0 - rules.max_slowdown) * max([asked.reference, *measured])
+    known, slowest = 0.25 * trusted_error, (1.0 - rules.max_slowdown) * max([asked.reference, *measured])
     teaches_N = np.where(error_N > known, np.log1p((error_N / known) ** 2), 0.0)
     teaches_N *= (excess(asked, capacity, found) <= 0).all(axis=1) & (found.samples_per_second >= slowest)
     cost_N = np.maximum(found.cost_per_hour, 0.0) / price(job.allocation) + found.overhead / asked.samples_per_second
@@ -315,7 +324,15 @@ def test_steps_that_explore_are_those_of_most_information_per_cost(
     promise = -float(replace(asked, job=later).outcomes(doubted).against_rules.min())
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         lost_N = np.maximum(-found.gain, 0.0) / asked.samples_per_second * np.float64(window) / rest
-    worth_N = np.where((lost_N <= promise) & (rest > 0), teaches_N / (cost_N + 0.05), 0.0)
+    short_N = replace(asked, job=later).outcomes(columns).against_rules
+    use = []
+    for row, cost in enumerate(found.cost_per_hour):
+        error = error_of_change(asked, columns.allocation(row))
+        deviation = error * float(found.samples_per_second[row]) / asked.samples_per_second
+        alone = value_of_information(-float(short_N[row]), deviation) - 18.0 / rest if rest > 0 else promise
+        use.append(max(promise, alone) if cost > 0 and error <= trusted_error else promise)
+    use_N = np.array(use)
+    worth_N = np.where((lost_N <= use_N) & (rest > 0), teaches_N / (cost_N + 0.05), 0.0)
     best = [row for row in np.argsort(-worth_N, kind="stable")[:MOST] if worth_N[row] > 0]
     explored = explore(asked, capacity, space, doubted)
     assert [each.allocation for each in explored] == [columns.allocation(int(row)) for row in best]
