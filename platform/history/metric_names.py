@@ -94,7 +94,8 @@ DATA_FACTOR_PREDICTED = "data/predicted_factor/{feature}"
 
 DESCRIPTIONS = {
     AUC: "area under the ROC curve in the last window, measured before the update; for the model's first output",
-    CORE_HOURS: "granted core-hours of all pods so far; the last value is the cost of the job",
+    CORE_HOURS: "granted core-hours of all pods so far, also of those before the job was resumed, without those between "
+    "the last record and the kill of its master; the last value is the cost of the job",
     COST: "cost of the granted cores and memory of all pods so far, at `spec.history.prices` and in their currency; "
     "absent without prices",
     LOSS: "mean of the trained loss in the last window, before the update; for one binary label the log loss in nats",
@@ -120,7 +121,8 @@ DESCRIPTIONS = {
     SAMPLES_TRAINED: "samples whose gradients were applied, including repeats",
     SAMPLES_REPEATED: "samples trained more than once, after pods were lost",
     MEAN_SAMPLES_PER_SECOND: "samples that the job has trained, including repeats, over `job/seconds`",
-    SAMPLES_PER_CORE_SECOND: "the same samples divided by the core-seconds of all pods; both since the job was resumed",
+    SAMPLES_PER_CORE_SECOND: "the same samples divided by the core-seconds of all pods; both without earlier masters "
+    "that have left no costs",
     GIBIBYTE_HOURS: "granted GiB-hours of memory of all pods",
     GOODPUT: "share of the wall time in which rows were trained that are in the model, 0 to 1",
     RESTARTS: "pods that were restarted or replaced",

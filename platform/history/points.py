@@ -183,11 +183,17 @@ class PodCost(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """The state of a CostMeter: sums over all pods, and by uid the pods it has counted."""
+    """The state of a CostMeter: sums over all pods, and by uid the pods it has counted.
+
+    Attributes:
+        samples_before: of the job, trained before anything was counted: by another job, or by masters whose costs are
+            unknown.
+    """
 
     core_seconds: float = 0.0
     byte_seconds: float = 0.0
     pods: dict[str, PodCost] = {}
+    samples_before: int = 0
 
 
 class CostMeter:
@@ -206,13 +212,14 @@ class CostMeter:
     def __init__(self, costs: Costs | None = None) -> None:
         costs = costs or Costs()
         self._pods = dict(costs.pods)
+        self._samples_before = costs.samples_before
         self.core_seconds = costs.core_seconds
         self.byte_seconds = costs.byte_seconds
         self._cpu: dict[str, tuple[float, float]] = {}
 
     def costs(self) -> Costs:
         """The state with which another meter can continue."""
-        return Costs(self.core_seconds, self.byte_seconds, dict(self._pods))
+        return Costs(self.core_seconds, self.byte_seconds, dict(self._pods), self._samples_before)
 
     def observe(self, pods: Iterable[PodStatus], unix_seconds: float) -> None:
         """Counts the time since the last observation. Pods that are no longer listed count until they were last
@@ -235,15 +242,11 @@ class CostMeter:
             values[names.COST] = prices.of(self.core_seconds, self.byte_seconds)
         return _points(values, samples_trained, unix_seconds)
 
-    def whole_cost(self, samples_trained: int, unix_seconds: float, samples_before: int = 0) -> list[Point]:
-        """The cost of a job that has ended, without the last point of that curve.
-
-        Args:
-            samples_before: trained before this meter's costs, by earlier masters or another job.
-        """
+    def whole_cost(self, samples_trained: int, unix_seconds: float) -> list[Point]:
+        """The cost of a job that has ended, without the last point of that curve."""
         values = {names.GIBIBYTE_HOURS: self.byte_seconds / 2**30 / 3600}
         if self.core_seconds:
-            values[names.SAMPLES_PER_CORE_SECOND] = (samples_trained - samples_before) / self.core_seconds
+            values[names.SAMPLES_PER_CORE_SECOND] = (samples_trained - self._samples_before) / self.core_seconds
         return _points(values, samples_trained, unix_seconds)
 
     def usage_points(self, pods: Iterable[PodStatus], samples_trained: int, unix_seconds: float) -> list[Point]:

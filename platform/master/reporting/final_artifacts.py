@@ -9,10 +9,12 @@ import time
 import structlog
 
 from elastrec.checkpoints import StoreError
+from elastrec.platform.history.points import Costs
 from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.pods.launch import LaunchRequest
 from elastrec.platform.master.reporting.earlier_story import EarlierStory
 from elastrec.platform.master.reporting.explanation import write_explanation
+from elastrec.platform.master.reporting.kept_costs import keep_costs
 from elastrec.platform.master.reporting.ledger import write_ledger
 from elastrec.platform.master.reporting.unsent_metrics import write_result
 from elastrec.platform.master.service.journal import Journal
@@ -31,6 +33,7 @@ class FinalArtifacts:
     Args:
         state, metrics: of a job that has ended.
         earlier: the story of earlier masters, if the job was resumed.
+        costs: None: they are not counted.
     """
 
     def __init__(
@@ -40,9 +43,11 @@ class FinalArtifacts:
         metrics: TrainingMetrics,
         journal: Journal,
         earlier: EarlierStory,
+        costs: Costs | None,
     ) -> None:
         self._request = request
         self._earlier = earlier
+        self._costs = costs
         self._state = state
         self._metrics = metrics
         self._journal = journal
@@ -62,6 +67,8 @@ class FinalArtifacts:
                 # First: it is only of this run of the job if the result is, which is replaced now.
                 before = self._read_earlier() if self._state.is_resumed else None
                 write_result(request.store, job_name, request.job_id, self._metrics)
+                if self._costs is not None:
+                    keep_costs(request, self._state.phases.term, self._costs)
                 of_job = (request.store, job_name, request.job_id, self._state, self._journal)
                 ledger, story = write_ledger(*of_job, request.earlier_terms), write_explanation(*of_job, before)
             except ElastrecError as error:

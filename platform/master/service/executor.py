@@ -8,6 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from elastrec.platform.data.manifest import read_manifest
+from elastrec.platform.history.points import Costs
 from elastrec.platform.master.machine.effects import CommitRecord, DiscardRecord
 from elastrec.platform.master.machine.events import Submit
 from elastrec.platform.master.machine.recovery import Recovery
@@ -25,14 +26,19 @@ class Executor:
 
     Args:
         submit: takes the event with the outcome of an effect.
-        in_progress, term: see RecordLane.
+        in_progress, term, costs: see RecordLane.
     """
 
     def __init__(
-        self, request: LaunchRequest, submit: Submit, in_progress: Callable[[], list[str]], term: TermWatch
+        self,
+        request: LaunchRequest,
+        submit: Submit,
+        in_progress: Callable[[], list[str]],
+        term: TermWatch,
+        costs: Callable[[], Costs | None],
     ) -> None:
         self._request = request
-        self._records = RecordLane(request, submit, in_progress, term)
+        self._records = RecordLane(request, submit, in_progress, term, costs)
         self._stopping = threading.Event()
         self.failure_notes = ""
 

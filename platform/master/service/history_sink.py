@@ -43,14 +43,12 @@ class Report(msgspec.Struct, frozen=True):
         totals: figures that are derived neither from `metrics` nor from the cluster, by metric name; like
             `evaluation_sketch`, complete when the job's phase is final.
         trained: the model's outputs in the last window in which something was trained.
-        samples_before: samples in `metrics` that were trained before the costs of this master are counted.
     """
 
     metrics: TrainingMetrics
     totals: Mapping[str, float]
     evaluation_sketch: bytes
     trained: tuple[HeadMetrics, ...] = ()
-    samples_before: int = 0
 
 
 class HistorySink:
@@ -154,7 +152,7 @@ class HistorySink:
         if report.metrics.phase.is_final:
             self._has_ended = True
             points += final_points(report.metrics, measured)
-            points += self._meter.whole_cost(step, measured, report.samples_before)
+            points += self._meter.whole_cost(step, measured)
             points += [
                 Point(name, value, step, measured) for name, value in report.totals.items() if name not in _CHANGES
             ]

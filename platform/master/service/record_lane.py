@@ -20,10 +20,12 @@ from elastrec.checkpoints import (
     prune,
     prune_final,
 )
+from elastrec.platform.history.points import Costs
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.effects import CommitRecord, DiscardRecord
 from elastrec.platform.master.machine.recovery import Recovery
 from elastrec.platform.master.pods.launch import LaunchRequest
+from elastrec.platform.master.reporting.kept_costs import keep_costs
 from elastrec.platform.master.service import earlier_times
 from elastrec.platform.master.service.resumption import ATTRIBUTE, KeptOrders, KeptShape, Numbering
 from elastrec.platform.master.service.term_watch import TermWatch
@@ -42,6 +44,7 @@ class RecordLane:
         submit: takes the event with the outcome of a commit.
         in_progress: returns the URIs of records that the job is writing, or whose outcome is unknown.
         term: checked before a record is committed and before one is deleted.
+        costs: returns those of the job until now, which are kept with each record; None: they are not counted.
 
     Attributes:
         threads: of the running effects, in their order.
@@ -53,12 +56,14 @@ class RecordLane:
         submit: events.Submit,
         in_progress: Callable[[], list[str]],
         term: TermWatch,
+        costs: Callable[[], Costs | None] = lambda: None,
     ) -> None:
         self._request = request
         self._job = request.training_job
         self._submit = submit
         self._in_progress = in_progress
         self._term = term
+        self._costs = costs
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._committing: set[str] = set()
@@ -165,7 +170,17 @@ class RecordLane:
             manifest = committed
         base = effect.base if manifest.base else ""
         self._submit_unless_closing(lambda now: events.RecordCommitted(time=now, order_id=effect.order_id, base=base))
+        self._keep_costs()
         self._prune([effect.uri], effect.damaged, is_final=effect.is_final)
+
+    def _keep_costs(self) -> None:
+        costs = self._costs()
+        if costs is None:
+            return
+        try:
+            keep_costs(self._request, self._term.term, costs)
+        except CheckpointError as error:
+            log.warning("costs_not_kept", job=self._request.job_id, reason=str(error))
 
     def _prune(self, kept: list[str], damaged: list[str], *, is_final: bool) -> None:
         try:

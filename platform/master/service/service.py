@@ -121,7 +121,7 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
             self._recall(self._saved_measurements.recall())
         self._token, self._tls, self._address = token, tls, ""
         self._term_watch = TermWatch(request, lambda: (self.state.phases.term, self.state.plan.holder), self._end)
-        self._executor = Executor(request, self.submit, self._in_progress, self._term_watch)
+        self._executor = Executor(request, self.submit, self._in_progress, self._term_watch, self._costs)
         self._reconciler = Reconciler(fleet, self._wanted, self._pod_spec, self.submit, self.is_superseded)
         self._compared = (-1, False)
         self._is_broken = False
@@ -198,11 +198,15 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
             except StoreError as error:
                 log.warning("records_wait_for_store", job=self.request.job_id, reason=str(error))
                 pause(_STORE_PAUSE_SECONDS)
+        # Before the journal has the term: of a master with a journal, only its own measurements are read.
+        has_costs = self.is_continued or self._recall_earlier_costs()
         self.submit(
             lambda now: events.TermBegun(
                 time=now, term=term.term, address=address, resumed=resumed[0] if resumed else None
             )
         )
+        if not has_costs:
+            self._count_costs_from_now()
         log.info("term_taken", job=self.request.job_id, term=term.term, address=address, base=term.base)
 
     @property

@@ -11,6 +11,7 @@ import msgspec
 import structlog
 
 from elastrec.platform.clusters.pods import PodPhase
+from elastrec.platform.history.points import Costs
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.measuring.observations import Remembered
 from elastrec.platform.master.measuring.saved_measurements import SavedMeasurements
@@ -18,6 +19,7 @@ from elastrec.platform.master.measuring.slow_pods import SlowPod, has_room_elsew
 from elastrec.platform.master.measuring.time_profile import SUSPENSION_SECONDS
 from elastrec.platform.master.reporting.earlier_story import EarlierStory
 from elastrec.platform.master.reporting.final_artifacts import FinalArtifacts
+from elastrec.platform.master.reporting.kept_costs import earlier_costs
 from elastrec.platform.master.service.history_sink import Report
 from elastrec.platform.master.service.journal import JournalError
 from elastrec.platform.master.service.parts import ServicePart
@@ -145,12 +147,31 @@ class TimedWork(ServicePart):
 
     def _remembered(self) -> Remembered:
         remembered = self._seen.remembered()
-        return msgspec.structs.replace(remembered, costs=self._history.costs) if self._history else remembered
+        return msgspec.structs.replace(remembered, costs=self._costs())
 
     def _recall(self, remembered: Remembered) -> None:
         self._seen.recall(remembered)
         if self._history and remembered.costs:
             self._history.recall(remembered.costs)
+        else:
+            self._count_costs_from_now()
+
+    def _recall_earlier_costs(self) -> bool:
+        """Continues from the costs that earlier masters of a job without a journal have left; False if there are
+        none."""
+        if self._history is None or (kept := earlier_costs(self.request)) is None:
+            return False
+        self._history.recall(kept)
+        with self._lock:
+            self._saved_measurements.keep(self._remembered(), self._clock())
+        return True
+
+    def _count_costs_from_now(self) -> None:
+        if self._history is not None:
+            self._history.recall(Costs(samples_before=self.state.samples_before))
+
+    def _costs(self) -> Costs | None:
+        return self._history.costs if self._history else None
 
     def _measure(self) -> None:
         with self._lock:
@@ -222,12 +243,11 @@ class TimedWork(ServicePart):
             if self.state.poisoned is not None:
                 self._executor.name_files(self.state.poisoned)
             self._final_artifacts = FinalArtifacts(
-                self.request, self.state, self.metrics(), self.journal, self._earlier_story
+                self.request, self.state, self.metrics(), self.journal, self._earlier_story, self._costs()
             )
 
     def _report(self) -> None:
         if self._history is not None:
             window = self._seen.window
             trained = window.heads if window else ()
-            sketch, samples_before = self.state.evaluation_sketch, self.state.samples_before
-            self._history.put(Report(self.metrics(), self.totals(), sketch, trained, samples_before))
+            self._history.put(Report(self.metrics(), self.totals(), self.state.evaluation_sketch, trained))

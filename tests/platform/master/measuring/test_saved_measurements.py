@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from elastrec.platform.clusters.pods import PodEvent, PodEventKind, PodPhase, PodStatus
-from elastrec.platform.history.delivery.reporter import Reporter
-from elastrec.platform.history.points import Point
 from elastrec.platform.master.measuring.observations import Observations
 from elastrec.platform.master.measuring.saved_measurements import EVERY_SECONDS, MEASUREMENTS_FILE, SavedMeasurements
-from elastrec.platform.master.service.history_sink import HistorySink
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.specs.shape import PodSize
 from elastrec.platform.transport.messages.job import TableUsage
 from elastrec.platform.transport.messages.profile import GetProfile, Measured, Profile
 from tests.disks import small_disk
 from tests.platform.master.fakes import job
+from tests.platform.master.histories import history, running
 from tests.platform.master.stage import Stage
 from tests.shapes import shape
 
@@ -138,37 +133,11 @@ def test_a_restarted_master_keeps_measurements_per_configuration(stage: Stage, t
     assert [each for each in profile.measured if each.configuration == TWO] == known
 
 
-class Listing:
-    """A `Fleet` that can only be watched: these pods are there."""
-
-    def __init__(self, *pods: PodStatus) -> None:
-        self.pods = pods
-
-    def watch(self, resume: str, timeout_seconds: float) -> Iterator[PodEvent]:
-        yield from (PodEvent(PodEventKind.SEEN, pod) for pod in self.pods)
-        yield PodEvent(PodEventKind.SYNCED)
-
-
-class Nowhere:
-    """A tracking server that takes everything."""
-
-    def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str]) -> None: ...
-
-
-def history(*pods: PodStatus) -> HistorySink:
-    return HistorySink(Reporter("", "run", sink=Nowhere()), Listing(*pods), "clicks-1")  # type: ignore[arg-type]
-
-
 def test_a_restarted_master_keeps_the_cost_of_deleted_pods(stage: Stage) -> None:
     s = stage
     s.wait_for(Phase.TRAINING)
     s.stop()
-    started = time.time() - 1000.0
-    server = PodStatus(
-        name="ps", uid="ps", job="clicks-1", role=Role.PARAMETER_SERVER, phase=PodPhase.RUNNING, size=PodSize(4.0, 1),
-        started_unix_seconds=started,
-    )  # fmt: skip
-    first = s.history = history(server)
+    first = s.history = history(running("ps", 4.0, 1000.0))
     s.start()
     s.wait(lambda: first.costs.core_seconds >= 4000.0)
     s.stop()
