@@ -94,8 +94,8 @@ DATA_FACTOR_PREDICTED = "data/predicted_factor/{feature}"
 
 DESCRIPTIONS = {
     AUC: "area under the ROC curve in the last window, measured before the update; for the model's first output",
-    CORE_HOURS: "granted core-hours of all pods so far, also of those before the job was resumed, without those between "
-    "the last record and the kill of its master; the last value is the cost of the job",
+    CORE_HOURS: "granted core-hours of all pods so far, also of those before the job was resumed, without those "
+    "between the last record and the kill of its master; the last value is the cost of the job",
     COST: "cost of the granted cores and memory of all pods so far, at `spec.history.prices` and in their currency; "
     "absent without prices",
     LOSS: "mean of the trained loss in the last window, before the update; for one binary label the log loss in nats",
