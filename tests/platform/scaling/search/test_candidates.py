@@ -118,13 +118,17 @@ def test_nothing_is_explored_that_no_plan_could_use() -> None:
     assert len(kinds["computing"]) > 1
 
 
-@pytest.mark.parametrize(("more_cores", "is_tried"), [((), True), ((2.0, 3.0), False)])
+@pytest.mark.parametrize(
+    ("more_cores", "has_prior", "is_tried"), [((), False, True), ((2.0, 3.0), False, False), ((), True, False)]
+)
 def test_a_growth_that_is_not_predicted_to_pay_is_explored_while_its_prediction_may_be_wrong(
-    more_cores: tuple[float, ...], is_tried: bool
+    more_cores: tuple[float, ...], has_prior: bool, is_tried: bool
 ) -> None:
+    """By measurements: with a prior, it is its own error that is assumed."""
     true = coefficients((0.2, 0.0, 0.0, 0.0, 0.8))
     sizes = [allocation(4, 2, cores) for cores in (1.0, *more_cores, 1.25)]
-    job = profile(observations=measure(true, sizes), allocation=sizes[-1], movable=WORKER_SIZE)
+    prior = Prior(coefficients=true, source="its twin") if has_prior else None
+    job = profile(observations=measure(true, sizes), allocation=sizes[-1], movable=WORKER_SIZE, prior=prior)
     kinds = {each.kind for each in propose(Situation(job, fit_job(job), PRICES), PLENTY).candidates}
     assert kinds == ({CandidateKind.STAY, CandidateKind.EXPLORE} if is_tried else {CandidateKind.STAY})
 
