@@ -44,5 +44,7 @@ def bucket_at(endpoint: str, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
         "AWS_DEFAULT_REGION": "us-east-1",
     }.items():
         monkeypatch.setenv(variable, value)
+    # It keeps the credentials with which an earlier test has begun it.
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     boto3.client("s3").create_bucket(Bucket=name)
     return f"s3://{name}"
