@@ -31,7 +31,7 @@ def list_records(store: str | Store, job_name: str, job_id: str | None = None) -
     on the clock, which may be set back. The record from which a term continues counts as a record of that term, so
     records that an older master commits later are not newer.
     """
-    opened = open_store(store) if isinstance(store, str) else store
+    opened = open_store(store)
     names = _names(opened, job_name, job_id)
     with ThreadPoolExecutor(max_workers=8, thread_name_prefix="manifests") as pool:
         uris = [opened.child_uri(f"{records_folder(job_name)}/{name}") for name in names]
@@ -209,7 +209,7 @@ def prune(
     """
     if keep < 0:
         raise CheckpointError(f"keep: {keep} is not allowed; allowed: 0 and above")
-    opened = open_store(store) if isinstance(store, str) else store
+    opened = open_store(store)
     bad = {open_store(uri).uri for uri in damaged}
     listed = list_records(opened, job_name, job_id)
     by_name = {_name(uri): manifest for uri, manifest in listed}
@@ -275,7 +275,7 @@ def prune_final(
     """
     if keep < 1:
         raise CheckpointError(f"keep: {keep} is not allowed; allowed: 1 and above")
-    opened = open_store(store) if isinstance(store, str) else store
+    opened = open_store(store)
     final = _final_records(opened, job_name)
     last_made = sorted(final, key=lambda item: item[1].created_unix_seconds, reverse=True)
     spared = {uri for uri, _ in [*final[:keep], *last_made[:keep]]} | {open_store(uri).uri for uri in kept}
@@ -285,7 +285,7 @@ def prune_final(
         check()
         # Listed again, because the job may be trained again; its workers predict after its final record.
         if not {other for other, _ in _final_records(opened, job_name, manifest.job_id)}.difference(deleted):
-            # Before the record: whoever was killed in between finds the record, and deletes both.
+            # Before the record: after a kill in between, the record is still found, and both are deleted.
             delete_predictions(opened, job_name, manifest.job_id)
         discard(uri, may_be_complete=True)
     if deleted:

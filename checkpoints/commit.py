@@ -49,7 +49,7 @@ def new_record_uri(store: str | Store, job_name: str, job_id: str, step: int) ->
     """A unique URI of a folder for a new record. Nothing is written yet."""
     if step < 0:
         raise CheckpointError(f"step: {step} is not allowed; allowed: 0 and above")
-    opened = open_store(store) if isinstance(store, str) else store
+    opened = open_store(store)
     name = f"{step:012d}-{job_digits(job_id)}-{uuid.uuid4().hex[:8]}"
     return opened.child_uri(f"{records_folder(job_name)}/{name}")
 

@@ -162,7 +162,7 @@ class PartWriter:
         generation: int = 0,
         cut: str = "",
     ) -> None:
-        store = open_store(record) if isinstance(record, str) else record
+        store = open_store(record)
         self._name = name
         self._attributes = dict(attributes or {})
         self._groups = list(groups)

@@ -20,7 +20,7 @@ def delete_predictions(store: str | Store, job_name: str, job_id: str) -> None:
     Raises:
         CheckpointError: the store refused.
     """
-    opened = open_store(store) if isinstance(store, str) else store
+    opened = open_store(store)
     opened.delete_tree(_key(job_name, job_id))
 
 

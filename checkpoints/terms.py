@@ -67,7 +67,7 @@ def list_terms(store: str | Store, job_name: str, job_id: str, after: int = 0) -
     Raises:
         StoreError: the store could not be asked.
     """
-    opened = open_store(store) if isinstance(store, str) else store
+    opened = open_store(store)
     return [_read(opened, key) for key in _keys(opened, job_name, job_id) if _number(key) > after]
 
 
@@ -77,7 +77,7 @@ def newest_term(store: str | Store, job_name: str, job_id: str) -> Term | None:
     Raises:
         StoreError: the store could not be asked.
     """
-    opened = open_store(store) if isinstance(store, str) else store
+    opened = open_store(store)
     keys = _keys(opened, job_name, job_id)
     return _read(opened, keys[-1]) if keys else None
 
@@ -137,7 +137,7 @@ def take_term(
         SupersededError: see `after`.
         CheckpointError: the store refuses, or there are no numbers left.
     """
-    opened = open_store(store) if isinstance(store, str) else store
+    opened = open_store(store)
     pause, tried = _FIRST_PAUSE_SECONDS, ""
     while True:
         try:
@@ -178,7 +178,7 @@ def conclude(store: str | Store, job_name: str, job_id: str) -> None:
     Raises:
         CheckpointError: the store refused.
     """
-    opened = open_store(store) if isinstance(store, str) else store
+    opened = open_store(store)
     if (newest := newest_term(opened, job_name, job_id)) is not None:
         opened.put(f"{terms_folder(job_name, job_id)}/{_CONCLUDED_FILE}", msgspec.json.encode(newest.term))
 
@@ -189,7 +189,7 @@ def concluded_term(store: str | Store, job_name: str, job_id: str) -> int:
     Raises:
         CheckpointError: the store could not be asked, or the file is damaged.
     """
-    opened = open_store(store) if isinstance(store, str) else store
+    opened = open_store(store)
     key = f"{terms_folder(job_name, job_id)}/{_CONCLUDED_FILE}"
     data = opened.get_if_exists(key)
     try:
@@ -204,7 +204,7 @@ def write_launch(store: str | Store, job_name: str, job_id: str, launch: bytes) 
     Raises:
         CheckpointError: the store refused.
     """
-    opened = open_store(store) if isinstance(store, str) else store
+    opened = open_store(store)
     opened.put(f"{terms_folder(job_name, job_id)}/{_LAUNCH_FILE}", launch)
 
 
@@ -214,7 +214,7 @@ def read_launch(store: str | Store, job_name: str, job_id: str) -> bytes | None:
     Raises:
         CheckpointError: the store could not be asked.
     """
-    opened = open_store(store) if isinstance(store, str) else store
+    opened = open_store(store)
     return opened.get_if_exists(f"{terms_folder(job_name, job_id)}/{_LAUNCH_FILE}")
 
 
@@ -224,7 +224,7 @@ def launched_jobs(store: str | Store, job_name: str) -> list[str]:
     Raises:
         CheckpointError: the store could not be asked.
     """
-    opened = open_store(store) if isinstance(store, str) else store
+    opened = open_store(store)
     return opened.folders(f"{job_name}/terms")
 
 

@@ -264,8 +264,8 @@ def checked_key(key: str) -> str:
     return key
 
 
-def open_store(uri: str | os.PathLike[str]) -> Store:
-    """The store rooted at a URI: a path (relative ones from the working folder), or one of ALLOWED.
+def open_store(uri: str | os.PathLike[str] | Store) -> Store:
+    """The store rooted at a URI: a path (relative ones from the working folder), or one of ALLOWED; an open one itself.
 
     S3 endpoint, region and credentials come from boto3's usual environment (`AWS_ENDPOINT_URL_S3`,
     `AWS_ACCESS_KEY_ID`, ...), those of others from their libraries' (`fsspec_store`). Nothing is created or asked until
@@ -274,6 +274,8 @@ def open_store(uri: str | os.PathLike[str]) -> Store:
     Raises:
         CheckpointError: another scheme, no bucket, or a library that is not installed.
     """
+    if isinstance(uri, Store):
+        return uri
     text = os.fspath(uri)
     if "://" not in text:
         if not text:

@@ -325,7 +325,7 @@ def read_explanation(store: str | Store, job_id: str) -> Explanation | None:
     Raises:
         CheckpointError: the store could not be asked, or the file is damaged.
     """
-    opened = open_store(store) if isinstance(store, str) else store
+    opened = open_store(store)
     for name in opened.folders():
         key = explanation_key(name, job_id)
         if opened.exists(key):

@@ -252,7 +252,7 @@ def earlier_lines(store: str | Store, job_name: str, job_id: str, state: JobStat
     """
     if not state.is_resumed and state.plan.start_positions is None:
         return pa.Table.from_batches([_raw([])])
-    store = open_store(store) if isinstance(store, str) else store
+    store = open_store(store)
     key = ledger_key(job_name, job_id)
     now = state.training
     left = _left_lines(_read(store, key), now) if store.exists(key) else None
@@ -306,7 +306,7 @@ def read_ledger(store: str | Store, job_id: str) -> pa.Table | None:
     Raises:
         CheckpointError: the store could not be asked, or the file is damaged.
     """
-    opened = open_store(store) if isinstance(store, str) else store
+    opened = open_store(store)
     for name in opened.folders():
         key = ledger_key(name, job_id)
         if opened.exists(key):
