@@ -20,8 +20,6 @@ MOST = 3
 _LEAST_COST = 0.05
 """Share of the job's price that is added to the cost of a step. Chosen: the noise of a measured step; differences below
 it do not matter, and a step without cost would have an infinite value."""
-
-
 _KNOWN_ERROR = 0.25
 """Share of `trusted_error` up to which a prediction teaches nothing more. Chosen: a prediction is then as exact as two
 short measurements of one configuration are equal."""

@@ -260,6 +260,20 @@ def front_of(  # type: ignore[no-untyped-def]
 
 
 @_kernel
+def _values(table_FN, found_7N, constants, fitted, covariance_KK, present, later):  # type: ignore[no-untyped-def]
+    """The value of knowing in the next round how much each of N steps exceeds the rules, as a share of Ψ, [N]; 0 of
+    steps that do not add resources, and of those with an untrusted prediction."""
+    later_7N, now_F1 = outcomes(table_FN, constants, fitted, later), now_of(present)
+    value_N = np.zeros(table_FN.shape[1])
+    for n in range(len(value_N)):
+        error = np.sqrt(variance_of_change(table_FN, n, now_F1, constants, fitted, covariance_KK))
+        if found_7N[COST, n] > 0 and error <= present.trusted_error:
+            deviation = error * found_7N[SPEED, n] / present.speed
+            value_N[n] = value_of_information(-later_7N[AGAINST_RULES, n], deviation)
+    return value_N
+
+
+@_kernel
 def exploring(  # type: ignore[no-untyped-def]
     start_5, values, length_5, worker_memory_bytes, room, constants, fitted, covariance_KK, present, later, doubted_FN,
     known_error, slowest, window_seconds, least_cost, least_use, most,
@@ -290,25 +304,20 @@ def exploring(  # type: ignore[no-untyped-def]
     if worth_N.any() and rest_seconds > 0:
         # The margin, as a share of Ψ, by which the best doubted plan would satisfy the rules in the next round; below
         # 0, no plan would be made even if its prediction were trusted.
-        promise, now_F1 = -1.0, now_of(present)
+        promise = -1.0
         if doubted_FN.shape[1]:
             promise = -outcomes(doubted_FN, constants, fitted, later)[AGAINST_RULES].min()
-        later_7N = outcomes(table_FN, constants, fitted, later)
-        _, _, price = held(now_F1, 0, present)
+        use_N = np.full(len(worth_N), promise)
+        if least_use < np.inf:
+            value_N = _values(table_FN, found_7N, constants, fitted, covariance_KK, present, later)
+            use_N = np.maximum(use_N, value_N - least_use / rest_seconds)
+        _, _, price = held(now_of(present), 0, present)
         for n in range(len(worth_N)):
-            if not worth_N[n] > 0:
-                continue
-            use = promise
-            error = np.sqrt(variance_of_change(table_FN, n, now_F1, constants, fitted, covariance_KK))
-            if found_7N[COST, n] > 0 and error <= present.trusted_error:
-                deviation = error * found_7N[SPEED, n] / present.speed
-                excess = value_of_information(-later_7N[AGAINST_RULES, n], deviation)
-                use = max(use, excess - least_use / rest_seconds)
             # The cost of the step: more expensive pods, and the work lost while they start.
             cost = max(found_7N[COST, n], 0.0) / price + found_7N[OVERHEAD, n] / present.speed
             # The loss until the next round, as a share of the time in which a plan can compensate it.
             lost = max(-found_7N[GAIN, n], 0.0) / present.speed * (window_seconds / rest_seconds)
-            worth_N[n] = worth_N[n] / (cost + least_cost) if lost <= use else 0.0
+            worth_N[n] = worth_N[n] / (cost + least_cost) if lost <= use_N[n] else 0.0
         order = order_of(-worth_N)
         while count < min(most, len(order)) and worth_N[order[count]] > 0:
             chosen[count] = order[count]
