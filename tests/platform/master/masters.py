@@ -15,7 +15,7 @@ from elastrec.checkpoints import (
 )
 from elastrec.platform.master.machine.phases import NUMBERS_PER_TERM
 from elastrec.platform.specs.splits import Positions
-from elastrec.platform.transport.messages.observer import SaveNow
+from elastrec.platform.transport.messages.observer import SaveNow, StopJob
 from tests.platform.master.fakes import job
 from tests.platform.master.stage import Stage
 
@@ -64,6 +64,23 @@ def saved(s: Stage) -> str:
     record = s.service.state.recovery.record
     assert record is not None
     return record.uri
+
+
+def stop_job(s: Stage) -> None:
+    """A user stops the job; returns when its pods have gone."""
+    assert s.call(StopJob(reason="enough")).accepted
+    s.wait(s.service.state.is_swept)
+
+
+def stopped(stage: Make) -> Stage:
+    """A master of a job that was stopped after a record, and that has ended itself."""
+    s = stage()
+    s.start()
+    trained(s, 20)
+    saved(s)
+    stop_job(s)
+    s.stop()
+    return s
 
 
 def trained(s: Stage, shards: int) -> None:

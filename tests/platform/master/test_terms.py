@@ -42,10 +42,18 @@ from elastrec.platform.transport.messages.observer import (
     SaveNow,
     ShapeAnswer,
     Status,
-    StopJob,
     WorkerOrder,
 )
-from tests.platform.master.masters import Make, committed, counted, rival, saved, stage_fixture, trained  # noqa: F401
+from tests.platform.master.masters import (  # noqa: F401
+    Make,
+    committed,
+    counted,
+    rival,
+    saved,
+    stage_fixture,
+    stop_job,
+    trained,
+)
 from tests.platform.master.stage import Stage
 from tests.shapes import change
 
@@ -415,8 +423,7 @@ def test_the_ledgers_of_a_stopped_job_and_of_its_second_life_hold_every_row_once
     trained(s, 20)
     uri = saved(s)
     trained(s, 40)
-    assert s.call(StopJob(reason="enough")).accepted
-    s.wait(s.service.state.is_swept)
+    stop_job(s)
     s.stop()
     record = s.service.state.recovery.record
     assert record is not None
@@ -465,8 +472,7 @@ def test_without_a_ledger_the_rows_of_a_master_come_from_its_record(
         bases.append(saved(s))
         trained(s, 40 + 40 * number)
         if end == "stopped":
-            assert s.call(StopJob(reason="enough")).accepted
-            s.wait(s.service.state.is_swept)
+            stop_job(s)
         s.stop()
     last = stage("last")
     last.start()

@@ -12,8 +12,7 @@ from elastrec.platform.master.reporting.explanation import as_text, explanation_
 from elastrec.platform.master.service import earlier_times
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
-from elastrec.platform.transport.messages.observer import StopJob
-from tests.platform.master.masters import Make, saved, stage_fixture, trained  # noqa: F401
+from tests.platform.master.masters import Make, saved, stage_fixture, stop_job, stopped, trained  # noqa: F401
 from tests.platform.master.stage import Stage
 
 pytestmark = pytest.mark.usefixtures("some_fleet")
@@ -33,8 +32,7 @@ def test_the_time_of_a_stopped_job_counts_after_it_was_resumed_and_training_afte
     trained(s, 20)
     uri = saved(s)
     trained(s, 60)
-    assert s.call(StopJob(reason="enough")).accepted
-    s.wait(s.service.state.is_swept)
+    stop_job(s)
     before = explained(s)
     s.stop()
     times = msgspec.json.decode(open_record(uri).manifest.attributes[earlier_times.ATTRIBUTE], type=dict[str, float])
@@ -65,13 +63,7 @@ def test_the_time_of_a_stopped_job_counts_after_it_was_resumed_and_training_afte
 
 def test_of_a_master_that_was_killed_the_time_until_its_last_record_counts(stage: Make) -> None:
     """Also if it had continued the job of a master that had ended by itself, whose explanation is older."""
-    s = stage()
-    s.start()
-    trained(s, 20)
-    saved(s)
-    assert s.call(StopJob(reason="enough")).accepted
-    s.wait(s.service.state.is_swept)
-    s.stop()
+    s = stopped(stage)
     first = read_explanation(s.request.store, s.request.job_id)
     assert first is not None
     killed = stage("another")

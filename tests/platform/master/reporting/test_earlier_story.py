@@ -22,22 +22,9 @@ from elastrec.platform.master.reporting.unsent_metrics import read_result
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
-from elastrec.platform.transport.messages.observer import StopJob
-from tests.platform.master.masters import Make, saved, stage_fixture, trained  # noqa: F401
-from tests.platform.master.stage import Stage
+from tests.platform.master.masters import Make, stage_fixture, stopped  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("some_fleet")
-
-
-def stopped(stage: Make) -> Stage:
-    s = stage()
-    s.start()
-    trained(s, 20)
-    saved(s)
-    assert s.call(StopJob(reason="enough")).accepted
-    s.wait(s.service.state.is_swept)
-    s.stop()
-    return s
 
 
 def test_a_damaged_story_is_named_and_stops_neither_the_job_nor_its_result(stage: Make) -> None:

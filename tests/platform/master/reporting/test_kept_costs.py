@@ -16,10 +16,9 @@ from elastrec.platform.master.reporting import kept_costs
 from elastrec.platform.master.reporting.kept_costs import earlier_costs, keep_costs
 from elastrec.platform.master.service.history_sink import HistorySink
 from elastrec.platform.specs.metrics import Phase
-from elastrec.platform.transport.messages.observer import StopJob
 from tests.platform.master.fakes import job, launch
 from tests.platform.master.histories import history, running
-from tests.platform.master.masters import Make, saved, stage_fixture, trained  # noqa: F401
+from tests.platform.master.masters import Make, saved, stage_fixture, stop_job, trained  # noqa: F401
 from tests.platform.master.stage import Stage
 
 pytestmark = pytest.mark.usefixtures("some_fleet")
@@ -52,8 +51,7 @@ def test_the_cost_of_a_stopped_job_counts_after_it_was_resumed(stage: Make, coun
     saved(s)
     # After the record, too.
     counted(s, first, 4000.0)
-    assert s.call(StopJob(reason="enough")).accepted
-    s.wait(s.service.state.is_swept)
+    stop_job(s)
     s.stop()
     before = first.costs
     second, points = stage("another"), list[Point]()
