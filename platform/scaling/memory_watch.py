@@ -25,10 +25,12 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         plan: to be applied now; None: nothing is needed, or the next round is early enough.
         seconds: until the next check.
+        is_short: the job needs more memory before its end, now or later.
     """
 
     plan: Plan | None
     seconds: float
+    is_short: bool = False
 
 
 def memory_plan(job: JobProfile) -> Plan | None:
@@ -64,8 +66,8 @@ def look(known: MemoryFacts, plan_seconds: float) -> Look:
             why = f"this takes up to {plan_seconds:.0f} s, so it does not wait for the next round"
             plan = _plan_of(known.job_id, known.allocation, wish)
             plan = msgspec.structs.replace(plan, reason=f"{plan.reason}; {why}")
-            return Look(plan=plan, seconds=LEAST_SECONDS)
-    return Look(plan=None, seconds=min(max(trusted, LEAST_SECONDS), round_seconds))
+            return Look(plan=plan, seconds=LEAST_SECONDS, is_short=True)
+    return Look(plan=None, seconds=min(max(trusted, LEAST_SECONDS), round_seconds), is_short=wish is not None)
 
 
 def _was_given_up(known: MemoryFacts) -> bool:

@@ -43,10 +43,15 @@ class Patience:
         self._answers: dict[str, _Answer] = {}
 
     def is_due(self, job: Running, round_number: int, free: Resources) -> bool:
-        """Whether to include a job: its wait is over, it has changed, or more capacity is free and it had too little
-        before."""
+        """Whether to include a job: its wait is over, it has changed, needs memory, or more capacity is free and it had
+        too little before."""
         last = self._answers.get(job.job.job_id)
-        if last is None or last.version != job.version or round_number - last.round_number >= last.wait:
+        if (
+            last is None
+            or job.is_short_of_memory
+            or last.version != job.version
+            or round_number - last.round_number >= last.wait
+        ):
             return True
         return last.short is not None and not free.fits(last.short)
 

@@ -37,6 +37,7 @@ class Running:
         held_cores: of all of its pods.
         allocation: the training pods; differs from `held` while new pods start.
         remaining: samples.
+        is_short_of_memory: its servers need more before its end, by its master's last forecast.
         placed: event of the placement of all of its pods; replaced when the job is evicted.
         pods_changed: event of the next change of `pods`; replaced then.
         version: rises with every event of the job except progress.
@@ -52,7 +53,7 @@ class Running:
         self.remaining = job.samples
         self.placed, self.pods_changed, self._pods_before = environment.event(), environment.event(), 0
         self._window: simpy.Process | None = None
-        self.is_training = self.is_evicted = False
+        self.is_training = self.is_evicted = self.is_short_of_memory = False
         self.slow_workers, self.is_hot, self.generation, self.version = 0, False, 0, 0
         self.counts = dict.fromkeys(("changes", "failures", "out_of_memory", "evictions"), 0)
         self._changes: list[tuple[float, Allocation, Allocation, str]] = []

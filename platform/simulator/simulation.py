@@ -18,7 +18,7 @@ import simpy
 from elastrec.platform.scaling.across_jobs.one_change import one_change
 from elastrec.platform.scaling.across_jobs.selection import Weights
 from elastrec.platform.scaling.amounts import Allocation, Change, PriceList, require
-from elastrec.platform.scaling.job_profile import NotNow, decidable, memory_wish
+from elastrec.platform.scaling.job_profile import NotNow, decidable
 from elastrec.platform.scaling.memory_watch import MEMORY, look
 from elastrec.platform.scaling.policy import ScalingPolicy, View, decide
 from elastrec.platform.scaling.search.front import SearchSettings
@@ -175,7 +175,7 @@ class Simulation:
             if running.is_training:
                 running.pass_time(self._environment.now)
                 found = look(running.memory_facts(interval, self._nodes.size.memory_bytes), plan_seconds)
-                seconds = found.seconds
+                seconds, running.is_short_of_memory = found.seconds, found.is_short
                 if found.plan is not None and not (self._is_possible(found.plan) and self._apply(found.plan)):
                     seconds = interval
             yield self._environment.timeout(seconds)
@@ -356,8 +356,7 @@ class Simulation:
                 capacity = msgspec.structs.replace(capacity, free=capacity.free - self._waiting.asked(self._nodes))
             asked, profiles, found = [], [], []
             for each in training:
-                is_due = self._patience.is_due(each, self._round, capacity.free)
-                if not is_due and memory_wish(each.memory_facts(settings.interval_seconds, largest)) is None:
+                if not self._patience.is_due(each, self._round, capacity.free):
                     continue
                 profile = decidable(each.facts(settings.interval_seconds, largest))
                 found.append(profile)

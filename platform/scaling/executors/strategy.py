@@ -102,7 +102,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 def objection(wish: Wish, past: Sequence[Done], free: Resources, settings: StrategySettings) -> str:
     """Validate: why this wish cannot be fulfilled now; empty when it can."""
-    if not wish.directions:
+    directions = wish.directions
+    if not directions:
         return f"wants nothing: {wish.reason}"
     if wish.objection:
         return wish.objection
@@ -124,7 +125,7 @@ def objection(wish: Wish, past: Sequence[Done], free: Resources, settings: Strat
         if each.is_trial or each.seconds_ago >= settings.reversal_seconds:
             continue
         done = directions_of(each.moves)
-        if undone := sorted(target for target, way in wish.directions.items() if done.get(target) == -way):
+        if undone := sorted(target for target, way in directions.items() if done.get(target) == -way):
             return f"would undo what {each.strategy} did to {' and '.join(undone)} {each.seconds_ago:.0f} s ago"
     return ""
 

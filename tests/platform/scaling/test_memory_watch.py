@@ -40,7 +40,8 @@ def reaching_its_limit_in(seconds: float, **changes: Any) -> JobFacts:
 
 
 def test_memory_is_added_only_if_a_later_plan_would_be_too_late() -> None:
-    assert look(reaching_its_limit_in(106.0), PLAN_SECONDS).plan is None
+    later = look(reaching_its_limit_in(106.0), PLAN_SECONDS)
+    assert later.plan is None and later.is_short
     plan = look(reaching_its_limit_in(104.0), PLAN_SECONDS).plan
     assert plan is not None
     assert "this takes up to 100 s, so it does not wait for the next round" in plan.reason
@@ -65,7 +66,8 @@ def test_the_master_gives_the_memory_that_a_round_would_give() -> None:
     ids=["no tables", "no speed yet", "nothing counted yet", "memory lasts"],
 )
 def test_nothing_is_given_where_nothing_is_needed_or_known(changes: dict[str, Any]) -> None:
-    assert look(facts(**changes), PLAN_SECONDS).plan is None
+    found = look(facts(**changes), PLAN_SECONDS)
+    assert found.plan is None and not found.is_short
 
 
 def test_no_request_is_made_while_an_earlier_one_changes_servers() -> None:

@@ -81,6 +81,13 @@ def test_a_job_with_a_plan_is_proposed_in_every_round() -> None:
         patience.remember([each], Round(answer.plans, {}, (two,)), number, ENOUGH)
 
 
+def test_a_job_that_needs_memory_is_included_in_every_round() -> None:
+    patience, each = Patience(8), running()
+    asked_in(patience, each, range(1, 18))
+    each.is_short_of_memory = True
+    assert asked_in(patience, each, range(18, 22)) == [18, 19, 20, 21]
+
+
 def test_jobs_without_changes_do_not_depend_on_patience() -> None:
     jobs = [job(f"job {number}", 7200.0, straggles=number % 2 == 0) for number in range(6)]
     trouble = Settings(hours_between_failures=4.0, hot_server_share=0.5)
