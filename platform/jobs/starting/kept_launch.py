@@ -9,6 +9,7 @@ caller that resumes the job.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,6 +34,7 @@ class KeptLaunch(msgspec.Struct, frozen=True, kw_only=True):
         allocation: the start-up sizes.
         launched: ISO 8601, UTC.
         earlier_terms: terms up to this number belong to runs of the job that had ended before the launch.
+        named_fields: as in `launching.launch_request`.
     """
 
     format_version: int = FORMAT_VERSION
@@ -40,13 +42,16 @@ class KeptLaunch(msgspec.Struct, frozen=True, kw_only=True):
     allocation: Allocation
     launched: str
     earlier_terms: int
+    named_fields: list[str] = []
 
     @property
     def job_id(self) -> str:
         return self.prepared.job_id
 
 
-def keep_launch(store: str, prepared: Prepared, allocation: Allocation, earlier_terms: int) -> None:
+def keep_launch(
+    store: str, prepared: Prepared, allocation: Allocation, earlier_terms: int, named_fields: Collection[str] = ()
+) -> None:
     """Stores the parameters of a launch.
 
     Raises:
@@ -59,6 +64,7 @@ def keep_launch(store: str, prepared: Prepared, allocation: Allocation, earlier_
         allocation=allocation,
         launched=datetime.now(UTC).isoformat(timespec="milliseconds"),
         earlier_terms=earlier_terms,
+        named_fields=sorted(named_fields),
     )
     name = job_from_json(prepared.job_json).metadata.name
     write_launch(store, name, prepared.job_id, msgspec.json.format(msgspec.json.encode(kept), indent=2))

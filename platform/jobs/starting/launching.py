@@ -18,6 +18,7 @@ from elastrec.platform.jobs.ending.tracking import tracking_answers, wait_for_tr
 from elastrec.platform.jobs.identity import new_job_secret
 from elastrec.platform.jobs.starting.kept_launch import keep_launch, last_launch
 from elastrec.platform.jobs.starting.preparation import allocated
+from elastrec.platform.jobs.starting.running_sizes import named_sizes_note
 from elastrec.platform.jobs.starting.same_job import JOB_LABEL, job_digest, refuse_other_job
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import Allocation, Launched, Prepared
@@ -149,7 +150,8 @@ def launch(
         earlier_terms, named_fields: as in `launch_request`.
 
     Raises:
-        OtherJobError: the job that exists under this id has another job file; it is not changed.
+        OtherJobError: the job that exists under this id has another job file, or sizes that differ from those that
+            `named_fields` names and that its launch did not name; it is not changed.
         SpecError: the positions in the job's records are not valid for this launch.
         HistoryError: MLflow answers and refuses.
         ClusterError: the cluster refused the pod, or the master did not start.
@@ -159,10 +161,11 @@ def launch(
     name = pod_name(prepared.job_id, Role.MASTER)
     names = job_from_json(prepared.job_json).spec.history
     existing = pod_of_master(platform, prepared.job_id)
-    record, owner_to_name = None, owner
+    record, owner_to_name, scaled_since = None, owner, ""
     if existing is not None:
         kept = last_launch(prepared)
         refuse_other_job(existing, prepared, kept)
+        scaled_since = named_sizes_note(platform, existing, prepared, kept, named_fields)
         training = None if kept is None else kept.earlier_terms
         if owner and not is_gone(existing):
             # Before the wait for MLflow: a caller that is ended meanwhile must be able to stop the job.
@@ -181,7 +184,7 @@ def launch(
         )
         if existing is None:
             request = msgspec.structs.replace(request, run_id=run_id, tracking_uri=platform.tracking_uri)
-            keep_launch(request.store, prepared, allocation, request.earlier_terms)
+            keep_launch(request.store, prepared, allocation, request.earlier_terms, named_fields)
             secret = new_job_secret(platform, prepared.job_id)
             pod = master_pod(request, platform.cluster_config, secret.token, secret.tls)
             labels = {**pod.labels, RUN_LABEL: run_id, JOB_LABEL: job_digest(prepared)}
@@ -212,6 +215,7 @@ def launch(
         goes_on_at=at,
         goes_on_of=of,
         adaptation=_adaptation(record, request) if record and existing is None else "",
+        scaled_since=scaled_since,
     )
 
 

@@ -93,6 +93,8 @@ def attached(
         there = fields.get(path)
         if not (isinstance(there, str) and is_masked(there) and masked(str(value)) == there):
             remedy = f"stop it first: elastrec stop {kept.job_id}"
+            if path.startswith("spec.resources."):
+                remedy += f"; or change its pods: elastrec scale {kept.job_id}"
             problem = FieldProblem("--set", repr(f"{path}={value}"), "nothing, since the job runs", remedy)
             raise SpecError([problem], "the command line")
     given = [resolved(store, platform.work_uri), platform.work_uri, *(str(value) for value in overrides.values())]

@@ -11,8 +11,10 @@ import msgspec
 
 from elastrec.platform.clusters.pods import PodStatus
 from elastrec.platform.jobs.starting.kept_launch import KeptLaunch, last_launch
+from elastrec.platform.jobs.starting.running_sizes import scale_command
 from elastrec.platform.jobs.types import Prepared
 from elastrec.platform.specs.errors import OtherJobError
+from elastrec.platform.specs.shape import Shape
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.specs.text.uris import masked
 
@@ -38,10 +40,11 @@ def refuse_other_job(master: PodStatus, prepared: Prepared, kept: KeptLaunch | N
     """
     digest, job_id = master.labels.get(JOB_LABEL, ""), prepared.job_id
     if digest and digest != job_digest(prepared):
+        scale = "" if kept is None else scale_command(job_id, _sizes(prepared).change_from(_sizes(kept.prepared)))
         raise OtherJobError(
             f"job {job_id} runs already, and with another job file: {_differences(kept, prepared)}. To train this job "
             f"file instead, end the one that runs with `elastrec stop {job_id}` and launch again; to go on with the "
-            "one that runs, restore its job file"
+            f"one that runs, restore its job file{f', and to change its pods: `{scale}`' if scale else ''}"
         )
     if kept is not None and kept.prepared.interval != prepared.interval:
         raise OtherJobError(
@@ -71,6 +74,10 @@ def refuse_other_training(prepared: Prepared) -> None:
             f"job {prepared.job_id} is trained already, and {what}. To publish that model, restore its job file and "
             f"its days, or call `elastrec resume {prepared.job_id}`; to train this job, use another run key"
         )
+
+
+def _sizes(prepared: Prepared) -> Shape:
+    return Shape.of(job_from_json(prepared.job_json).spec.resources)
 
 
 def _other_days(kept: KeptLaunch, prepared: Prepared) -> str:

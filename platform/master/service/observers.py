@@ -80,11 +80,13 @@ class ObserverCalls(ServicePart):
         """For observers."""
         with self._lock:
             shape_requests = [request.reported() for request in self.state.shape_requests]
+            shape = self.state.wanted_shape
         return Status(
             metrics_json=self.metrics().model_dump_json().encode(),
             failure=self._failure(),
             run_id=self._history.run_id if self._history else "",
             shape_requests=shape_requests,
+            shape=shape,
         )
 
     def ledger(self, message: GetLedger) -> LedgerPage:

@@ -10,7 +10,7 @@ from enum import StrEnum
 import msgspec
 
 from elastrec.platform.specs.metrics import Role
-from elastrec.platform.specs.shape import PlacesChange
+from elastrec.platform.specs.shape import PlacesChange, Shape
 from elastrec.platform.transport.messages.job import Message
 
 
@@ -24,12 +24,14 @@ class Status(Message, frozen=True):
     Attributes:
         run_id: the job's run in MLflow; empty while it has none.
         shape_requests: for another shape: all that are open, and the latest that have ended, the oldest first.
+        shape: the wanted one; None: a master of a version that did not report it.
     """
 
     metrics_json: bytes
     failure: str = ""
     run_id: str = ""
     shape_requests: list[ShapeRequest] = []
+    shape: Shape | None = None
 
 
 class StopJob(Message, frozen=True):

@@ -77,6 +77,8 @@ def test_resuming_a_running_job_waits_for_it_and_refuses_changes(
         SpecError, match=r"--set: .* allowed: nothing, since the job runs; stop it first: elastrec stop"
     ):
         resumed("clicks-1", "--set", "spec.training.seed=2")
+    with pytest.raises(SpecError, match="or change its pods: elastrec scale clicks-1"):
+        resumed("clicks-1", "--set", "spec.resources.worker.count=2")
     assert len(courses) == 1
 
 

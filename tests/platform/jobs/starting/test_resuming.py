@@ -137,11 +137,12 @@ def test_a_launch_is_written_to_the_store_without_secrets_before_there_is_a_pod(
 
     cluster.before = refuse
     with pytest.raises(ClusterError, match="quota"):
-        launch(platform, job, ALLOCATION)
+        launch(platform, job, ALLOCATION, named_fields=["spec.resources.worker.count"])
     (text,) = seen
     assert text is not None and b"password-of" not in text and b"token-of" not in text
     found = msgspec.json.decode(text, type=KeptLaunch)
     assert found.job_id == "clicks-1" and found.allocation == ALLOCATION and found.prepared.interval == job.interval
+    assert found.named_fields == ["spec.resources.worker.count"]
     assert (
         found.prepared.training_digest == job.training_digest and "s3://key:***@clicks/log" in found.prepared.job_json
     )

@@ -82,6 +82,15 @@ def test_another_job_file_is_refused_and_every_field_that_differs_is_named(click
     assert "elastrec stop clicks-1" in message
 
 
+def test_of_other_sizes_the_command_is_named_that_changes_the_job_that_runs(clicks: TrainingJob) -> None:
+    runs = prepared(clicks)
+    asked = prepared(clicks, resources__worker__count=7, resources__parameter_server__memory="3Gi")
+    keep_launch(clicks.spec.checkpoint.store, runs, ALLOCATION, 0)
+    with pytest.raises(OtherJobError, match=r"worker.count is 2 there and 7 here") as refused:
+        refuse_other_job(master(runs), asked)
+    assert str(refused.value).endswith("`elastrec scale clicks-1 --server-memory 3Gi --workers 7`")
+
+
 def test_another_job_file_is_refused_also_where_its_store_does_not_know_the_launch(clicks: TrainingJob) -> None:
     with pytest.raises(OtherJobError, match="which fields differ is unknown"):
         refuse_other_job(master(prepared(clicks, training__epochs=7)), prepared(clicks))
