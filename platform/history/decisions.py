@@ -17,6 +17,7 @@ import msgspec
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history import scaling_figures
 from elastrec.platform.history.connection import Connection
+from elastrec.platform.history.points import last_step
 from elastrec.platform.history.scaling_figures import Decision, Timed
 from elastrec.platform.history.scratch import scratch_folder
 from elastrec.platform.scaling.types import Coefficients, Observation
@@ -92,10 +93,10 @@ class Decisions(Connection):
                 f"run {run_id}: its {DECISIONS_FILE} cannot be read: {error}; delete it, scaling writes it anew"
             ) from error
 
-    def samples_trained(self, run_id: str) -> int:
-        """The last value that was written to the run."""
+    def last_step(self, run_id: str) -> int:
+        """The step of the last window that was written to the run."""
         with self._explained(f"read run {run_id}"):
-            return int(self._client.get_run(run_id).data.metrics.get(names.SAMPLES_TRAINED, 0))
+            return last_step(self._client.get_run(run_id).data.metrics)
 
     def log_throughput(self, run_id: str, decisions: Sequence[Decision]) -> None:
         """Draws speed and workers over time with every decision, from the run's own series."""
@@ -133,7 +134,7 @@ class Decisions(Connection):
         """
         from mlflow.entities import Metric
 
-        step, milliseconds = self.samples_trained(run_id), int(time.time() * 1000)
+        step, milliseconds = self.last_step(run_id), int(time.time() * 1000)
         values = {**coefficient_figures(coefficients), names.SCALING_DENSE_BYTES: float(dense_bytes)}
         figures = [Metric(name, value, milliseconds, step) for name, value in values.items()]
         with self._explained(f"write the throughput model into run {run_id}"):

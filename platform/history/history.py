@@ -19,7 +19,7 @@ import xxhash
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.delivery.sink import POINTS_PER_CALL
 from elastrec.platform.history.model_registry import compared_figures, logged_model_id
-from elastrec.platform.history.points import Point
+from elastrec.platform.history.points import Point, last_step
 from elastrec.platform.history.records import (
     TAG_CHAMPION_RUN,
     TAG_DESCRIBED,
@@ -250,7 +250,7 @@ class History(RunPages):
             champion_run: the run that trained the champion; empty if there is none.
         """
         with self._explained(f"read run {run_id}"):
-            step = int(self._client.get_run(run_id).data.metrics.get(names.SAMPLES_TRAINED, 0))
+            step = last_step(self._client.get_run(run_id).data.metrics)
         values = {
             _evaluation_name(decision.head, name): value for name, value in compared_figures(decision.candidate).items()
         }

@@ -39,6 +39,7 @@ CALIBRATION_HEAD = "evaluation/heads/{head}/calibration_curve/{part}"
 
 SECONDS = "job/seconds"
 SAMPLES_TRAINED = "job/samples_trained"
+SAMPLES_OF_START = "job/samples_of_start"
 SAMPLES_REPEATED = "job/samples_repeated"
 MEAN_SAMPLES_PER_SECOND = "job/samples_per_second"
 SAMPLES_PER_CORE_SECOND = "job/samples_per_core_second"
@@ -118,7 +119,9 @@ DESCRIPTIONS = {
     CALIBRATION_HEAD: "predicted, observed and rows, for other outputs than the first",
     SECONDS: "seconds from the start to the end of the job, without the time until it was resumed; absent if the time "
     "of its earlier masters is unknown",
-    SAMPLES_TRAINED: "samples whose gradients were applied, including repeats",
+    SAMPLES_TRAINED: "samples whose gradients the job has applied, including repeats",
+    SAMPLES_OF_START: "samples of another job, in the record at whose positions this one began. They count in the "
+    "steps of all series, not in `job/samples_trained`; absent if there is no such record",
     SAMPLES_REPEATED: "samples trained more than once, after pods were lost",
     MEAN_SAMPLES_PER_SECOND: "samples that the job has trained, including repeats, over `job/seconds`",
     SAMPLES_PER_CORE_SECOND: "the same samples divided by the core-seconds of all pods; both without earlier masters "

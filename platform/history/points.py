@@ -80,7 +80,8 @@ def window_points(metrics: TrainingMetrics, unix_seconds: float, trained: tuple[
     step = metrics.samples_trained
     values: dict[str, float | None] = {
         names.SAMPLES_PER_SECOND: metrics.samples_per_second,
-        names.SAMPLES_TRAINED: float(metrics.samples_trained),
+        names.SAMPLES_TRAINED: float(metrics.samples_trained - metrics.samples_of_start),
+        names.SAMPLES_OF_START: float(metrics.samples_of_start) if metrics.samples_of_start else None,
         names.LOSS: metrics.loss,
         names.AUC: metrics.auc,
         names.NORMALIZED_ENTROPY: metrics.normalized_entropy,
@@ -90,6 +91,11 @@ def window_points(metrics: TrainingMetrics, unix_seconds: float, trained: tuple[
     values |= _head_values(names.HEAD, metrics)
     values |= {names.named(names.NAMED_LOSS, name=name): value for name, value in metrics.losses.items()}
     return _points(values | _step_values(metrics), step, unix_seconds)
+
+
+def last_step(values: Mapping[str, float]) -> int:
+    """The step of the last window of a job, from the last values of its run; 0 without a window."""
+    return int(values.get(names.SAMPLES_TRAINED, 0) + values.get(names.SAMPLES_OF_START, 0))
 
 
 def _step_values(metrics: TrainingMetrics) -> dict[str, float]:

@@ -118,7 +118,9 @@ class TrainingMetrics(Spec):
     samples_total: int = 0
     """Samples that the training shards hold, all epochs."""
     samples_trained: int = 0
-    """Samples whose gradients were applied, repeats counted."""
+    """Samples whose gradients were applied, repeats counted, and those of `samples_of_start`."""
+    samples_of_start: int = 0
+    """Samples of another job, in the model of its record at whose positions this one began; each counted once."""
     shards_total: int = 0
     shards_done: int = 0
     evaluation_shards_total: int = 0

@@ -60,7 +60,7 @@ def log_decision(platform: Platform, wanted: Plan, *, is_changed: bool, reason: 
 def _write(platform: Platform, run_id: str, wanted: Plan, *, is_changed: bool, reason: str) -> str:
     history = Decisions(platform.tracking_uri, "", platform.ui_url)
     write_own_plans(history, run_id, _own_plans(platform, wanted.job_id))
-    samples = history.samples_trained(run_id)
+    samples = history.last_step(run_id)
     decisions = _log(history, run_id, wanted, time.time(), samples, is_changed=is_changed, reason=reason)
     history.log_throughput(run_id, decisions)
     history.log_memory(run_id, decisions)

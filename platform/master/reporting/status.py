@@ -55,6 +55,7 @@ def training_metrics(
         started_from=state.started_from,
         samples_total=state.training.splits.total_rows,
         samples_trained=state.training.samples,
+        samples_of_start=state.samples_of_start,
         shards_total=state.training.total,
         shards_done=state.training.done,
         evaluation_shards_total=state.evaluation.total,

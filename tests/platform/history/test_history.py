@@ -297,7 +297,8 @@ def test_the_gates_scores_stand_beside_the_training_curve_and_on_the_logged_mode
     training = [
         Point(names.AUC, 0.5, 100, 1.0),
         Point(names.AUC, 0.7, 200, 2.0),
-        Point(names.SAMPLES_TRAINED, 200, 200, 2.0),
+        Point(names.SAMPLES_TRAINED, 150, 200, 2.0),
+        Point(names.SAMPLES_OF_START, 50, 200, 2.0),
     ]
     history.log_series(run_id, training)
     history.log_gate(run_id, gate)

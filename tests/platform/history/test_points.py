@@ -18,6 +18,7 @@ from elastrec.platform.history.points import (
     Point,
     calibration_points,
     final_points,
+    last_step,
     window_points,
 )
 from elastrec.platform.specs.elasticity import PaidPrices
@@ -54,6 +55,14 @@ def test_a_window_becomes_points_over_samples_whose_names_do_not_grow_with_the_w
     assert found["step/pull_seconds"] == pytest.approx(0.03)
     assert (found[names.WORKERS_RUNNING], found[names.SERVERS_RUNNING]) == (2, 1)
     assert not any("w-" in name for name in found)
+
+
+def test_samples_of_another_job_at_whose_positions_a_job_began_count_in_the_step_and_not_as_its_own() -> None:
+    points = window_points(metrics_of(samples_of_start=200), 1000.0)
+    found = values(points)
+    assert (found[names.SAMPLES_TRAINED], found[names.SAMPLES_OF_START]) == (300, 200)
+    assert {point.step for point in points} == {500} and last_step(found) == 500
+    assert names.SAMPLES_OF_START not in values(window_points(metrics_of(), 1000.0))
 
 
 def test_an_absent_value_makes_no_point_and_nan_makes_one() -> None:

@@ -97,7 +97,7 @@ def test_on_the_same_files_a_job_continues_at_the_positions_and_trains_every_row
     assert any(line.startswith(f"began from record {record.uri} at {covered:,} samples") for line in timeline), timeline
     assert s.metrics().started_from == f"{record.uri} at {covered:,} of {ROWS:,} samples"
     s.wait_for(Phase.SUCCEEDED)
-    assert s.metrics().samples_trained == ROWS
+    assert (s.metrics().samples_trained, s.metrics().samples_of_start) == (ROWS, covered)
     assert sum(end - start for *_, start, end in s.trained) == ROWS - covered
     s.stop()
     assert counted(s) == [1] * ROWS

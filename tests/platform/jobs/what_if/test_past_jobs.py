@@ -7,9 +7,10 @@ import pytest
 
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.decisions import coefficient_figures
+from elastrec.platform.history.points import window_points
 from elastrec.platform.history.records import JobRecord, Sizes
 from elastrec.platform.jobs.what_if.past_jobs import jobs_of
-from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 from tests.platform.simulator.cluster import asked, job, run
 
 TRUE = job()
@@ -48,6 +49,17 @@ def test_a_job_whose_whole_time_is_unknown_is_left_out() -> None:
     unknown = {name: value for name, value in known.metrics.items() if name != names.SECONDS}
     past = jobs_of([record("clicks-2", metrics=unknown)])
     assert not past.jobs and past.left_out == (("clicks-2", "its run has no training time"),)
+
+
+def test_the_speed_of_a_job_that_began_at_the_positions_of_another_one_is_that_of_its_own_samples() -> None:
+    whole = int(3 * TRUE.samples)
+    reported = TrainingMetrics(
+        job="clicks-1", phase=Phase.SUCCEEDED, samples_trained=whole, samples_of_start=whole - int(TRUE.samples)
+    )
+    own = {point.name: point.value for point in window_points(reported, 0.0)}
+    (found,), (alone,) = jobs_of([record(metrics={**record().metrics, **own})]).jobs, jobs_of([record()]).jobs
+    assert found.samples == alone.samples == TRUE.samples
+    assert found.samples_per_second(asked(4)) == pytest.approx(alone.samples_per_second(asked(4)))
 
 
 def test_runs_of_several_configurations_are_fitted_together() -> None:
