@@ -127,7 +127,7 @@ DESCRIPTIONS = {
     SAMPLES_PER_CORE_SECOND: "the same samples divided by the core-seconds of all pods; both without earlier masters "
     "that have left no costs",
     GIBIBYTE_HOURS: "granted GiB-hours of memory of all pods",
-    GOODPUT: "share of the wall time in which rows were trained that are in the model, 0 to 1",
+    GOODPUT: "share of `job/seconds` in which rows were trained that are in the model, 0 to 1; absent with it",
     RESTARTS: "pods that were restarted or replaced",
     ROLLBACKS: "rollbacks to a checkpoint record",
     MEMORY_KILLS: "pods that were killed because they used more memory than their limit",
@@ -156,8 +156,9 @@ DESCRIPTIONS = {
     STEP_PART_SECONDS: "seconds of a step that a worker spent in wait, pull, compute or push, mean over the workers",
     MEMORY_BYTES: "bytes in use by the pod with the most memory in use, by role",
     CPU_CORES: "cores in use by all pods of a role since the last measurement",
-    TIME_SECONDS: "part of the wall time: pending, starting, training, waiting_for_data, checkpointing, recovering, "
-    "redoing_lost_work, evaluating, idle, without_master; a part that took no time is absent",
+    TIME_SECONDS: "part of `job/seconds`: pending, starting, training, waiting_for_data, checkpointing, recovering, "
+    "redoing_lost_work, evaluating, idle, without_master; a part that took no time is absent, and all without "
+    "`job/seconds`",
     TRAFFIC_PULLED: "bytes that workers pulled from the servers, per trained sample",
     TRAFFIC_PUSHED: "bytes of gradients that workers pushed, per trained sample",
     TRAFFIC_READ: "bytes between reader and worker, per trained sample",

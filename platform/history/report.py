@@ -106,6 +106,7 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         text: the same for a terminal.
         goodput: share of the wall time in which rows were trained that are in the model, 0 to 1.
+        coverage: which part of the job the time covers, for people; empty: all of it.
         omitted: entries that are older than those in `timeline`.
         migrations: of parameter servers, the oldest first.
         sizes: of the pods at the end; None if unknown. shape_changes: how often their number or size changed.
@@ -116,6 +117,7 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     goodput: float
     parts: list[StoryPart]
     timeline: list[StoryEntry]
+    coverage: str = ""
     omitted: int = 0
     migrations: list[MigrationSeen] = []
     sizes: Sizes | None = None

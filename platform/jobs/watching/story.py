@@ -15,6 +15,7 @@ def story_of(explained: Explanation) -> Story:
         text=as_text(explained),
         wall_seconds=explained.wall_seconds,
         goodput=explained.goodput,
+        coverage=explained.coverage,
         parts=[StoryPart(name, seconds, PARTS.get(name, "")) for name, seconds in explained.parts.items()],
         timeline=[
             StoryEntry(entry.seconds, entry.unix_seconds, entry.what, entry.cause, entry.is_fault, entry.cost)

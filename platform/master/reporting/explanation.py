@@ -240,7 +240,7 @@ def as_text(story: Explanation) -> str:
     lines = [
         f"{story.job} {plain_words.phase(story.phase)}; {story.wall_seconds:.1f} s, goodput {story.goodput:.1%} "
         "(share of the time in which rows were trained that are in the model)",
-        *_earlier(story),
+        *([story.coverage] if story.coverage else []),
         "",
         f"{'PART':<20} {'SECONDS':>10} {'SHARE':>7}  MEANING",
     ]
@@ -259,16 +259,6 @@ def as_text(story: Explanation) -> str:
         if entry.cost is not None:
             lines.append(f"{'':>29}  {entry.cost.words}")
     return "\n".join(lines)
-
-
-def _earlier(story: Explanation) -> list[str]:
-    """Which part of the job the figures cover, if it was resumed."""
-    if story.earlier_seconds is None:
-        return ["of the time since the job was resumed; the time before is unknown"]
-    if not story.earlier_seconds:
-        return []
-    seconds = f"{story.earlier_seconds:.1f} s of this were before the job was resumed"
-    return [f"{seconds} (of a master that was killed, the time until its last record)"]
 
 
 def explanation_key(job_name: str, job_id: str) -> str:

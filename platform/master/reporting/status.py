@@ -184,16 +184,22 @@ def _waiting_reason(state: JobState, cluster: Mapping[str, PodStatus]) -> str:
 
 
 def _whole_time(state: JobState, time: float) -> dict[str, float]:
-    """The time of all masters of the job and its mean speed; nothing if the time of earlier ones is unknown."""
+    """The time of all masters of the job, by part, and its mean speed; nothing if that of earlier ones is unknown."""
     if state.earlier_seconds is None:
         return {}
+    times = state.times.at(state, time)
     seconds, samples = state.earlier_seconds + time, state.training.samples - state.samples_of_start
-    return {names.SECONDS: seconds} | ({names.MEAN_SAMPLES_PER_SECOND: samples / seconds} if seconds > 0 else {})
+    return {
+        names.SECONDS: seconds,
+        **({names.MEAN_SAMPLES_PER_SECOND: samples / seconds} if seconds > 0 else {}),
+        names.GOODPUT: times.goodput,
+        **{names.named(names.TIME_SECONDS, part=part): of_part for part, of_part in times.seconds.items()},
+    }
 
 
 def totals(state: JobState, time: float) -> dict[str, float]:
     """Totals of the whole job that are not in TrainingMetrics, by metric name."""
-    times, saves = state.times.at(state, time), state.saves
+    saves = state.saves
     ages = {
         names.CHECKPOINT_AGE_SECONDS: _age(saves.record_time, time),
         names.MEMORY_COPY_AGE_SECONDS: _age(saves.memory_time, time),
@@ -202,7 +208,5 @@ def totals(state: JobState, time: float) -> dict[str, float]:
         **_whole_time(state, time),
         **{name: age for name, age in ages.items() if age is not None},
         names.SAMPLES_REPEATED: float(state.training.samples - state.training.covered_rows()),
-        names.GOODPUT: times.goodput,
         names.MEMORY_KILLS: float(state.membership.memory_kills),
-        **{names.named(names.TIME_SECONDS, part=part): seconds for part, seconds in times.seconds.items()},
     }

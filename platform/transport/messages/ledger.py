@@ -141,3 +141,13 @@ class Explanation(Message, frozen=True):
     shape_changes: int = 0
     earlier_seconds: float | None = 0.0
     earlier_problem: str = ""
+
+    @property
+    def coverage(self) -> str:
+        """Which part of the job the figures of its time cover, for people; empty if it was not resumed."""
+        if self.earlier_seconds is None:
+            return "of the time since the job was resumed; the time before is unknown"
+        if not self.earlier_seconds:
+            return ""
+        seconds = f"{self.earlier_seconds:.1f} s of this were before the job was resumed"
+        return f"{seconds} (of a master that was killed, the time until its last record)"

@@ -191,11 +191,12 @@ def test_a_migration_is_shown_while_it_is_under_way(client: TestClient, monkeypa
         servers_before=1, servers_after=2, unix_seconds=1.7e9, begun_seconds=80.0, copying_seconds=90.0,
         servers=[MovedServer(name="ps-0"), MovedServer(name="ps-1", is_new=True, up_seconds=88.0)],
     )  # fmt: skip
-    story = msgspec.structs.replace(STORY, migrations=[moving])
+    story = msgspec.structs.replace(STORY, migrations=[moving], earlier_seconds=None)
     show(monkeypatch, OneJob(JobLook("clicks-1", METRICS), explanation=story))
     page = client.get("/jobs/clicks-1", params={"part": "main"}).text
     for text in ("1 → 2 parameter servers", "under way", "ps-1", "<title>starts: 8.00 s", "<title>copies: 10.00 s"):
         assert text in page
+    assert "of the time since the job was resumed; the time before is unknown" in page
 
 
 @pytest.mark.browser

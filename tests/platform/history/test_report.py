@@ -36,6 +36,7 @@ STORY = Story(
     text="clicks: Succeeded",
     wall_seconds=200.0,
     goodput=0.75,
+    coverage="50.0 s of this were before the job was resumed",
     parts=[
         StoryPart("training", 150.0, "workers trained rows that count"),
         StoryPart("checkpointing", 25.0, "training paused for a record"),
@@ -149,7 +150,7 @@ def test_the_report_of_a_finished_job_has_its_figures_decisions_faults_and_costs
         "Succeeded",
         "0.7512", "0.7412", "0.9034", "better by 0.01", "passed",
         "1.25 core-hours", ", 2026-01-01</td>", "in 1 epoch, minibatches",
-        "2 min 30 s", "redoing lost work", "in 75 %",
+        "2 min 30 s", "redoing lost work", "in 75 %", "50.0 s of this were before the job was resumed",
         "three-stage", "1 → 3 workers", "1 → 0.5 cores per server", "two more workers pay", "30,000",
         "lost clicks-ps-0", "killed &lt;kill -9&gt;",
         "elastrec run job.json --from 2026-01-01 --until 2026-01-02 --evaluate-until 2026-01-03",

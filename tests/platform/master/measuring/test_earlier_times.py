@@ -7,6 +7,7 @@ import pytest
 
 from elastrec.checkpoints import open_record, open_store
 from elastrec.platform.history import metric_names as names
+from elastrec.platform.jobs.watching.story import story_of
 from elastrec.platform.master.measuring.time_profile import REDOING, TRAINING
 from elastrec.platform.master.reporting.explanation import as_text, explanation_key, read_explanation
 from elastrec.platform.master.service import earlier_times
@@ -94,8 +95,10 @@ def test_a_job_that_is_resumed_from_a_record_of_an_earlier_version_says_that_the
     found = explained(second)
     assert found.earlier_seconds is None
     assert "of the time since the job was resumed; the time before is unknown" in as_text(found)
-    # Samples of both masters over the seconds of the last one would be wrong.
-    assert not {names.SECONDS, names.MEAN_SAMPLES_PER_SECOND} & second.service.totals().keys()
+    assert story_of(found).coverage in as_text(found)
+    # Samples of both masters over the seconds of the last one would be wrong, and its goodput is not that of the job.
+    unknown = {names.SECONDS, names.MEAN_SAMPLES_PER_SECOND, names.GOODPUT}
+    assert not [name for name in second.service.totals() if name in unknown or name.startswith("time/")]
 
 
 def test_a_job_that_was_never_resumed_says_nothing_of_earlier_masters(stage: Make) -> None:
