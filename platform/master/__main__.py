@@ -18,15 +18,15 @@ from types import FrameType
 
 import structlog
 
-from elastrec.checkpoints import SupersededError, expect_existing_stores
+from elastrec.checkpoints import SupersededError, delete_predictions, expect_existing_stores
 from elastrec.platform.clusters import connect_fleet, decode_config
 from elastrec.platform.clusters.pods import BAD_INPUT_EXIT_CODE
-from elastrec.platform.master.pods.launch import decode_launch
+from elastrec.platform.master.pods.launch import LaunchRequest, decode_launch
 from elastrec.platform.master.service.history_sink import leave_points, open_history_sink
 from elastrec.platform.master.service.journal import JournalError
 from elastrec.platform.master.service.service import JobService
 from elastrec.platform.specs import environment
-from elastrec.platform.specs.errors import ClusterError, ElastrecError, FieldProblem, SpecError
+from elastrec.platform.specs.errors import CheckpointError, ClusterError, ElastrecError, FieldProblem, SpecError
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport import RpcServer, TlsConfig
 from elastrec.platform.transport.logs import configure_logging
@@ -117,10 +117,22 @@ def run() -> int:
     # No pod may be created any more when the pods are deleted.
     server.shutdown()
     service.close()
-    service.delete_pods(keep_for_logs=service.state.phase is Phase.FAILED and not stopped.is_set())
+    phase = service.state.phase
+    service.delete_pods(keep_for_logs=phase is Phase.FAILED and not stopped.is_set())
+    if phase in (Phase.FAILED, Phase.STOPPED) and not service.is_superseded():
+        _forget_evaluation(request)
     if sink:
         leave_points(request, sink.close())
     return 0
+
+
+def _forget_evaluation(request: LaunchRequest) -> None:
+    """Deletes the predictions of a job that has not succeeded: no model is exported, and if it is resumed, its rows are
+    evaluated again. No worker writes any more."""
+    try:
+        delete_predictions(request.store, request.training_job.metadata.name, request.job_id)
+    except CheckpointError as error:
+        log.warning("predictions_not_deleted", job=request.job_id, store=request.store, reason=str(error))
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from elastrec.checkpoints import list_terms, take_term
+from elastrec.checkpoints import list_terms, open_store, predictions_folder, take_term
 from elastrec.platform.clusters import ClusterConfig
 from elastrec.platform.clusters.local import LocalCluster, start_agent, stop_agent
 from elastrec.platform.clusters.pods import PodSize, PodSpec
@@ -170,6 +170,28 @@ def test_a_stopped_job_is_read_and_finished(master: Callable[..., Master], clust
     code, said = m.end()
     assert code == 0, said
     assert cluster.list("clicks-1") == []
+
+
+@pytest.mark.parametrize("phase", [Phase.STOPPED, Phase.FAILED])
+def test_a_job_that_has_not_succeeded_leaves_no_predictions(
+    master: Callable[..., Master], tmp_path: Path, phase: Phase
+):
+    """Of its own; it may have been evaluating its rows for a while."""
+    m = master(worker_cores=50.0 if phase is Phase.FAILED else 1.9)
+    store = str(tmp_path / "store")
+    folders = [open_store(predictions_folder(store, "clicks", job_id)) for job_id in ("clicks-1", "clicks-2")]
+    for folder in folders:
+        folder.put("00000000.parquet", b"rows")
+    m.start()
+    if phase is Phase.STOPPED:
+        assert m.call(StopJob(reason="enough")).accepted
+    wait_for(lambda: m.metrics().phase is phase, 20, "the end of the job")
+    # The master of a job that has ended may be started again: it has not finished with it.
+    assert folders[0].keys()
+    assert m.call(FinishJob()).accepted
+    code, said = m.end()
+    assert code == 0, said
+    assert [folder.keys() for folder in folders] == [[], ["00000000.parquet"]]
 
 
 def test_a_pod_larger_than_the_cluster_fails_the_job_with_the_clusters_words(master: Callable[..., Master]):
