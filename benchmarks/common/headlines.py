@@ -19,6 +19,7 @@ from benchmarks.common.results import INTERVAL
 from benchmarks.common.simulated_jobs import (
     BY_HAND_SIDE,
     GREEDY,
+    GREEDY_WARM,
     NODE,
     OPTIMUS,
     OPTIMUS_2,
@@ -120,6 +121,15 @@ def compared(
     both = [100.0 * (one / two - 1.0) for one, two in zip(*products, strict=True)]
     found.append(_comparison(f"{row}.both", mean_with_interval(both), {"what": "mean time × core-hours"}))
     return found
+
+
+def against_greedy(prefix: str, reports: Mapping[str, Sequence[Report]], settings: Mapping[str, Any]) -> list[Figure]:
+    """The default policy against greedy Optimus: both without knowledge of earlier jobs; then with warm start, against
+    greedy Optimus with it, and without. Warm start is stage 1 of DLRover-RM and no part of Optimus, which is not always
+    faster with it."""
+    goals = {MEDIAN: -10.0, CORE_HOURS: 0.0}
+    pairs = ((OURS, GREEDY), (OURS_WARM, GREEDY_WARM), (OURS_WARM, GREEDY))
+    return [figure for ours, theirs in pairs for figure in compared(prefix, reports, ours, theirs, goals, settings)]
 
 
 def moved(

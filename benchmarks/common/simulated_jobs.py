@@ -102,6 +102,7 @@ ELASTIC = Side("elastic_scheduler", "elastic-scheduler")
 OPTIMUS = Side("optimus", "optimus")
 OPTIMUS_2, OPTIMUS_4 = (Side(f"optimus_step_{step}", Optimus(step)) for step in (2, 4))
 GREEDY = Side("optimus_greedy", GreedyOptimus())
+GREEDY_WARM = replace(GREEDY, name="optimus_greedy_warm", warm=True)
 OURS = Side("three_stage", "three-stage")
 OURS_WARM = replace(OURS, name="three_stage_warm", warm=True)
 

@@ -46,6 +46,7 @@ from benchmarks.common.headlines import (
     TRUTHS,
     WORKERS_ONLY,
     Jobs,
+    against_greedy,
     compared,
     moved,
     out_of_memory,
@@ -58,6 +59,7 @@ from benchmarks.common.simulated_jobs import (
     COLD,
     ELASTIC,
     GREEDY,
+    GREEDY_WARM,
     LOOKUP_SHARES,
     OPTIMUS,
     OPTIMUS_2,
@@ -138,14 +140,13 @@ def _shown(arguments: argparse.Namespace) -> dict[str, object]:
 
 def mixed(arguments: argparse.Namespace) -> list[Figure]:
     """Fig. 14 and 15."""
-    reports = run_all(workloads(arguments), arguments.nodes, (*SIDES, KNOWING))
+    reports = run_all(workloads(arguments), arguments.nodes, (*SIDES, GREEDY_WARM, KNOWING))
     if arguments.picture:
         from elastrec.platform.cli.commands.simulate_picture import png
 
         Path(arguments.picture).write_bytes(png([mine[0] for mine in reports.values()]))
     prefix, shown = f"{_PREFIX}.mixed", _shown(arguments)
-    # Against greedy Optimus both cold: it knows no similar jobs.
-    found = compared(prefix, reports, OURS, GREEDY, {MEDIAN: -10.0, CORE_HOURS: 0.0}, shown)
+    found = against_greedy(prefix, reports, shown)
     found += compared(prefix, reports, OURS_WARM, BY_HAND_SIDE, {MEDIAN: -25.0, P90: -30.0}, shown)
     for other in (OPTIMUS, OPTIMUS_2, OPTIMUS_4, STATIC):
         found += compared(prefix, reports, OURS, other, {}, {})

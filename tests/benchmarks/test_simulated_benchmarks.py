@@ -81,6 +81,10 @@ def test_a_mixed_workload_yields_every_goal_with_its_interval_and_a_picture(tmp_
     assert goals == {
         "three_stage_against_optimus_greedy.median": "≤ -10",
         "three_stage_against_optimus_greedy.core_hours": "≤ 0",
+        "three_stage_warm_against_optimus_greedy_warm.median": "≤ -10",
+        "three_stage_warm_against_optimus_greedy_warm.core_hours": "≤ 0",
+        "three_stage_warm_against_optimus_greedy.median": "≤ -10",
+        "three_stage_warm_against_optimus_greedy.core_hours": "≤ 0",
         "three_stage_warm_against_by_hand.median": "≤ -25",
         "three_stage_warm_against_by_hand.p90": "≤ -30",
         "three_stage.out_of_memory": "≤ 0.23",
