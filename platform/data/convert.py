@@ -22,6 +22,7 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import structlog
 from numpy.typing import NDArray
 
 from elastrec.platform.data.entries import DataManifest
@@ -48,8 +49,11 @@ from elastrec.platform.data.reading.raw import RawReader
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import DENSE_COLUMN, CsvOptions, FileFormat, Partitioning, SparseFeature, TrainingData
 from elastrec.platform.specs.errors import DataError
+from elastrec.platform.specs.text.some import some
 
+_log = structlog.get_logger()
 RECORD_NAME = "_converted.json"
+_NAMED = 5
 _BUFFERED_ROWS = 1_048_576
 _FIRST_DAY = date(2026, 1, 1)
 _RULE = re.compile(r"^\s*(.+?)\s*(>=|<=|==|>|<)\s*([+-]?\d+(?:\.\d+)?)\s*$")
@@ -171,7 +175,9 @@ def convert(
         if not writer.rows.total():
             raise DataError(f"{source.path}: all {ledger.rows} rows are bad, so there is nothing to write")
         if isinstance(layout, ByTime):
-            check_written_partitions(writer.rows.keys(), of_bad_rows)
+            if stray := check_written_partitions(writer.rows.keys(), of_bad_rows):
+                names = some([str(partition) for partition in stray], _NAMED)
+                _log.warning("bad rows far from all good ones skipped", partitions=names)
         else:
             _check_written_days(layout, manifest.rows, writer.rows)
         report = ConvertReport(

@@ -110,23 +110,42 @@ def check_written_rows(size: Callable[[int], str], rows: Sequence[int], start: d
         )
 
 
-def check_written_partitions(written: Collection[Partition], of_bad_rows: Iterable[Partition]) -> None:
+def check_written_partitions(written: Collection[Partition], of_bad_rows: Iterable[Partition]) -> list[Partition]:
     """Refuses a conversion by time in which all rows of a day or hour are bad: jobs need consecutive ones.
 
+    A day or hour of bad rows alone is none of the log, and its rows are only bad rows, if it is farther from all those
+    with good rows than any of these is from the next one.
+
     Args:
-        written: partitions with good rows.
+        written: partitions with good rows; at least one.
         of_bad_rows: partitions with bad ones.
 
+    Returns:
+        The partitions that are none of the log, the oldest first.
+
     Raises:
-        DataError: names the first partition without good rows.
+        DataError: names the first partition of the log without good rows.
     """
-    missing = min(set(of_bad_rows).difference(written), default=None)
+    without_good = sorted(set(of_bad_rows).difference(written))
+    number_P = np.array([_number(each) for each in without_good], np.int64)
+    of_good_G = np.array([_number(each) for each in sorted(written)], np.int64)
+    after_P = np.searchsorted(of_good_G, number_P)
+    nearest_2P = of_good_G[np.clip([after_P - 1, after_P], 0, len(of_good_G) - 1)]
+    is_stray_P = np.abs(nearest_2P - number_P).min(axis=0) > np.diff(of_good_G).max(initial=1)
+    missing = next((each for each, is_stray in zip(without_good, is_stray_P, strict=True) if not is_stray), None)
     if missing is not None:
         unit, name = ("day", missing.day) if missing.hour < 0 else ("hour", missing)
         raise DataError(
             f"by time: a partition per {unit} is not allowed, because all rows of {name} are bad; "
             f"allowed: a log in which each {unit} has good rows; correct the rows, or remove them"
         )
+    return without_good
+
+
+def _number(partition: Partition) -> int:
+    """Consecutive days, or hours, have consecutive numbers."""
+    days = partition.day.toordinal()
+    return days if partition.hour < 0 else 24 * days + partition.hour
 
 
 def _written(fractions: Sequence[float]) -> str:

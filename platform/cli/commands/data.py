@@ -117,7 +117,8 @@ def generate(
 @click.option(
     "--by-time",
     is_flag=True,
-    help="One partition per day of the timestamp column; with --fractions: split in order of time.",
+    help="One partition per day of the timestamp column; a day all of whose rows are bad is refused, unless it is "
+    "farther from all other days than these are from each other. With --fractions: split in order of time.",
 )
 @click.option(
     "--fractions",

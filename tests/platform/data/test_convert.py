@@ -320,6 +320,24 @@ def test_a_day_or_hour_of_the_timestamps_whose_rows_are_all_bad_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+@pytest.mark.parametrize("unit", ["day", "hour"])
+@pytest.mark.parametrize("stray", ["0", "4102444800", "1766620800"])
+def test_a_bad_row_far_from_all_days_of_the_log_is_only_a_bad_row(
+    tmp_path: Path, unit: Literal["day", "hour"], stray: str
+) -> None:
+    """Of 1970, of 2100, or a week before: no job misses that day."""
+    days = [f"{day},a,4,{1767225600 + 86400 * day}" for day in (0, 1, 4)]
+    source = _ratings(tmp_path / "r.csv", days[0], f"9,b,,{stray}", *days[1:])
+    source = source.model_copy(update={"bad_rows": source.bad_rows.model_copy(update={"policy": "skip", "at_most": 1})})
+    report = convert(source, str(tmp_path / "out"), layout=ByTime(unit=unit), label_rule="stars>=4")
+    hour = "/hour=00" if unit == "hour" else ""
+    assert report.partitions == {f"day=2026-01-0{day}{hour}": 1 for day in (1, 2, 5)}
+    assert report.skipped_rows == 1
+    none = source.model_copy(update={"bad_rows": source.bad_rows.model_copy(update={"at_most": 0})})
+    with pytest.raises(DataError, match=r"1 bad rows, data\.bad_rows\.at_most allows 0"):
+        convert(none, str(tmp_path / "none"), layout=ByTime(unit=unit), label_rule="stars>=4")
+
+
 def test_a_day_of_the_timestamps_with_good_and_bad_rows_is_kept_whole(tmp_path: Path) -> None:
     source = _ratings(tmp_path / "r.csv", "1,a,4,1767225600", "2,b,,1767225601", "3,c,,1767312000", "4,d,4,1767312001")
     source = source.model_copy(update={"bad_rows": source.bad_rows.model_copy(update={"policy": "skip", "at_most": 9})})

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import date
+from collections.abc import Sequence
+from datetime import date, datetime, timedelta
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrec.platform.data.fractions import check_fractions, check_row_counts, first_rows, first_seconds
+from elastrec.platform.data.fractions import (
+    check_fractions,
+    check_row_counts,
+    check_written_partitions,
+    first_rows,
+    first_seconds,
+)
+from elastrec.platform.data.partitions import Partition
 from elastrec.platform.specs.errors import DataError
 
 FIRST = date(2026, 1, 1)
@@ -52,6 +60,39 @@ def test_shares_that_are_none_are_refused(fractions: list[float]) -> None:
 def test_fractions_with_few_digits_are_allowed() -> None:
     check_fractions([0.3333333] * 3)
     check_fractions([0.1] * 10)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "stray"),
+    [
+        ((1, 2), (4,), (4,)),
+        ((1, 3), (5,), None),
+        ((1, 3), (6, 20, 2), None),
+        ((1, 3), (6, 20), (6, 20)),
+        ((5,), (4,), None),
+        ((5,), (3, 7), (3, 7)),
+        ((5,), (5,), ()),
+        ((5,), (), ()),
+    ],
+)
+@pytest.mark.parametrize("unit", ["day", "hour"])
+def test_days_of_bad_rows_are_of_the_log_up_to_the_widest_gap_between_its_days(
+    good: tuple[int, ...], bad: tuple[int, ...], stray: tuple[int, ...] | None, unit: str
+) -> None:
+    """With holidays, the day after the next ones is of the log, too."""
+
+    def partitions(places: Sequence[int]) -> list[Partition]:
+        if unit == "day":
+            return [Partition(FIRST + timedelta(days=place)) for place in places]
+        # Around midnight.
+        moments = [datetime(2026, 1, 1, 20) + timedelta(hours=place) for place in places]
+        return [Partition(moment.date(), moment.hour) for moment in moments]
+
+    if stray is None:
+        with pytest.raises(DataError, match=f"a partition per {unit} is not allowed, because all rows of "):
+            check_written_partitions(partitions(good), partitions(bad))
+    else:
+        assert check_written_partitions(partitions(good), partitions(bad)) == partitions(stray)
 
 
 @given(st.lists(st.integers(0, 5), min_size=3, max_size=30), st.integers(2, 3))
