@@ -146,8 +146,8 @@ def _trained(platform: jobs.Platform, course: Course, owner: str, progress: JobP
         progress.say(f"Job {prepared.job_id} is already trained; continuing with its results")
         return jobs.Launched(job_id=prepared.job_id, master_pod="", run_id="", run_url="", allocation=allocation)
     launched = jobs.launch(platform, prepared, allocation, owner, course.earlier_terms, course.named_fields)
-    if launched.scaled_since:
-        progress.say(launched.scaled_since)
+    if launched.changed_since:
+        progress.say(launched.changed_since)
     if launched.goes_on_from:
         progress.say(f"Continues from {launched.goes_on_words}")
         if launched.adaptation:

@@ -132,8 +132,8 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
             are 0 without a record, and if its position is unknown.
         adaptation: what is kept of that record, initialised again and dropped, as a table for people; empty if all of
             it is kept.
-        scaled_since: sizes in which the job, which was already running, differs from those that the caller names as its
-            launch did, for people; empty: none.
+        changed_since: settings in which the job, which was already running, differs from those that the caller names as
+            its launch did, for people; empty: none.
     """
 
     job_id: str
@@ -146,7 +146,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     goes_on_at: int = 0
     goes_on_of: int = 0
     adaptation: str = ""
-    scaled_since: str = ""
+    changed_since: str = ""
 
     @property
     def goes_on_words(self) -> str:

@@ -44,8 +44,9 @@ def run(
     A job that has failed or was stopped continues from its newest record, with the pods that it had there. A number or
     size of pods in --set replaces the one that the job had; `elastrec resume` without --set keeps them all.
 
-    A running job keeps its sizes: a number or size of pods in --set that it does not have is refused, and
-    `elastrec scale` changes it. The command of its launch attaches also if the job was scaled since.
+    A running job keeps its settings: a number or size of pods, a batch size or a learning rate in --set that it does
+    not have is refused; `elastrec scale` and `elastrec order` change it. The command of its launch attaches also if the
+    job was changed since.
     """
     changes = parse_overrides(overrides)
     job = load_job(file, changes)

@@ -17,8 +17,8 @@ from elastrec.platform.jobs.ending.left_runs import close_run_of_earlier_trainin
 from elastrec.platform.jobs.ending.tracking import tracking_answers, wait_for_tracking
 from elastrec.platform.jobs.identity import new_job_secret
 from elastrec.platform.jobs.starting.kept_launch import keep_launch, last_launch
+from elastrec.platform.jobs.starting.named_settings import named_settings_note
 from elastrec.platform.jobs.starting.preparation import allocated
-from elastrec.platform.jobs.starting.running_sizes import named_sizes_note
 from elastrec.platform.jobs.starting.same_job import JOB_LABEL, job_digest, refuse_other_job
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import Allocation, Launched, Prepared
@@ -150,8 +150,8 @@ def launch(
         earlier_terms, named_fields: as in `launch_request`.
 
     Raises:
-        OtherJobError: the job that exists under this id has another job file, or sizes that differ from those that
-            `named_fields` names and that its launch did not name; it is not changed.
+        OtherJobError: the job that exists under this id has another job file, or other sizes, another batch size or
+            other learning rates than `named_fields` names, which its launch did not name; it is not changed.
         SpecError: the positions in the job's records are not valid for this launch.
         HistoryError: MLflow answers and refuses.
         ClusterError: the cluster refused the pod, or the master did not start.
@@ -161,11 +161,11 @@ def launch(
     name = pod_name(prepared.job_id, Role.MASTER)
     names = job_from_json(prepared.job_json).spec.history
     existing = pod_of_master(platform, prepared.job_id)
-    record, owner_to_name, scaled_since = None, owner, ""
+    record, owner_to_name, changed_since = None, owner, ""
     if existing is not None:
         kept = last_launch(prepared)
         refuse_other_job(existing, prepared, kept)
-        scaled_since = named_sizes_note(platform, existing, prepared, kept, named_fields)
+        changed_since = named_settings_note(platform, existing, prepared, kept, named_fields)
         training = None if kept is None else kept.earlier_terms
         if owner and not is_gone(existing):
             # Before the wait for MLflow: a caller that is ended meanwhile must be able to stop the job.
@@ -215,7 +215,7 @@ def launch(
         goes_on_at=at,
         goes_on_of=of,
         adaptation=_adaptation(record, request) if record and existing is None else "",
-        scaled_since=scaled_since,
+        changed_since=changed_since,
     )
 
 

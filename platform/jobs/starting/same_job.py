@@ -11,7 +11,7 @@ import msgspec
 
 from elastrec.platform.clusters.pods import PodStatus
 from elastrec.platform.jobs.starting.kept_launch import KeptLaunch, last_launch
-from elastrec.platform.jobs.starting.running_sizes import scale_command
+from elastrec.platform.jobs.starting.named_settings import scale_command
 from elastrec.platform.jobs.types import Prepared
 from elastrec.platform.specs.errors import OtherJobError
 from elastrec.platform.specs.shape import Shape

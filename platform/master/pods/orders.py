@@ -74,6 +74,14 @@ def preview(state: JobState, message: OrderWorkers) -> list[OrderedWorker]:
     return seen
 
 
+def for_all(state: JobState) -> PodOrders | None:
+    """The orders for all workers, with those that are due; None: there are none."""
+    given = state.standing_orders
+    for order in state.due_orders:
+        given = _merged(given, order)
+    return given
+
+
 def ordered(state: JobState, event: PodOrdered, effects: list[Effect]) -> None:
     """Gives a worker other orders."""
     member = state.membership.members.get(event.pod)

@@ -80,13 +80,14 @@ class ObserverCalls(ServicePart):
         """For observers."""
         with self._lock:
             shape_requests = [request.reported() for request in self.state.shape_requests]
-            shape = self.state.wanted_shape
+            shape, for_workers = self.state.wanted_shape, orders.for_all(self.state)
         return Status(
             metrics_json=self.metrics().model_dump_json().encode(),
             failure=self._failure(),
             run_id=self._history.run_id if self._history else "",
             shape_requests=shape_requests,
             shape=shape,
+            orders=for_workers,
         )
 
     def ledger(self, message: GetLedger) -> LedgerPage:

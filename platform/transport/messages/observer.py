@@ -11,6 +11,7 @@ import msgspec
 
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import PlacesChange, Shape
+from elastrec.platform.transport.messages.directive import PodOrders
 from elastrec.platform.transport.messages.job import Message
 
 
@@ -25,6 +26,7 @@ class Status(Message, frozen=True):
         run_id: the job's run in MLflow; empty while it has none.
         shape_requests: for another shape: all that are open, and the latest that have ended, the oldest first.
         shape: the wanted one; None: a master of a version that did not report it.
+        orders: for all workers, also if they wait for the end of a step; None: there are none.
     """
 
     metrics_json: bytes
@@ -32,6 +34,7 @@ class Status(Message, frozen=True):
     run_id: str = ""
     shape_requests: list[ShapeRequest] = []
     shape: Shape | None = None
+    orders: PodOrders | None = None
 
 
 class StopJob(Message, frozen=True):
