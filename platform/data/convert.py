@@ -39,7 +39,7 @@ from elastrec.platform.data.fractions import (
 )
 from elastrec.platform.data.log_calendar import LogCalendar
 from elastrec.platform.data.manifest import build_manifest
-from elastrec.platform.data.moments import seconds_column, seconds_of
+from elastrec.platform.data.moments import refuse_without_time, seconds_column, times_of
 from elastrec.platform.data.partitions import Partition
 from elastrec.platform.data.reading.bad_rows import BadRowLedger
 from elastrec.platform.data.reading.batches import targets_of
@@ -118,7 +118,8 @@ class _Rule:
 class _Piece:
     """Consecutive rows of the log: `table` has the columns of the good ones as they are written.
 
-    `number_B`: their row numbers in the manifest. `bad_second_N`: timestamps of the bad rows; None without a timestamp.
+    `number_B`: their row numbers in the manifest. `bad_second_N`: timestamps of the bad rows that have one; None if the
+    log has none.
     """
 
     table: pa.Table
@@ -231,12 +232,16 @@ def _pieces(
         # Steps, a hash_size and the limit of a list's length belong to the reading job, not to the data.
         for name in encoder.feature_columns:
             columns[name] = written_column(combined(table[name]), name, read.columns, source.csv.list_separator)
+        good_B, bad_seconds = ~encoded.bad_B, None
         if timestamp:
-            columns[timestamp] = pa.array(seconds_of(source, table, piece))
+            times = times_of(source, table)
+            # A row that is bad anyway needs none: a line with too few fields may end before it.
+            refuse_without_time(source, table, piece, times.wrong_B & good_B)
+            columns[timestamp] = pa.array(times.second_B)
+            bad_seconds = times.second_B[~good_B & ~times.wrong_B]
         if source.session and source.session not in columns:
             columns[source.session] = combined(table[source.session])
-        converted, good_B = pa.table(columns), ~encoded.bad_B
-        bad_seconds = np.asarray(columns[timestamp])[encoded.bad_B] if timestamp else None
+        converted = pa.table(columns)
         if not good_B.all():
             converted = converted.filter(pa.array(good_B))
         yield _Piece(converted, done + np.flatnonzero(good_B), bad_seconds)
@@ -280,8 +285,17 @@ def _cuts(source: TrainingData, reading: TrainingData, manifest: DataManifest, l
         return first_rows(layout.fractions, manifest.rows)
     assert source.timestamp is not None
     raw = RawReader(reading, manifest, RowEncoder(reading).readings, extra=[source.timestamp])
-    seconds = np.concatenate([seconds_of(reading, piece.table, piece) for piece in raw.read(0, manifest.rows)])
-    return first_seconds(layout.fractions, seconds, layout.start)
+    seconds = []
+    for piece in raw.read(0, manifest.rows):
+        times = times_of(reading, piece.table)
+        # Rows without a time are bad ones, or are refused when they are read again.
+        seconds.append(times.second_B[~times.wrong_B])
+    second_N = np.concatenate(seconds)
+    if not len(second_N):
+        first = next(iter(raw.read(0, 1)))
+        refuse_without_time(reading, first.table, first, np.ones(first.table.num_rows, np.bool_))
+    check_row_counts(layout.fractions, len(second_N), layout.start)
+    return first_seconds(layout.fractions, second_N, layout.start)
 
 
 def _assigned(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,15 +39,15 @@ def seconds_column(data: TrainingData) -> str:
     return name
 
 
-def seconds_of(data: TrainingData, table: pa.Table, piece: RawRows) -> NDArray[np.int64]:
-    """int64 [B], rounded down.
+class Times(NamedTuple):
+    """int64 [B], rounded down; and bool [B]: the rows that have no time, or one that cannot be read."""
 
-    Args:
-        table: raw rows [B] of `piece`, with the timestamp's column.
+    second_B: NDArray[np.int64]
+    wrong_B: NDArray[np.bool_]
 
-    Raises:
-        DataError: a row has no time, or one that cannot be read; the message names it.
-    """
+
+def times_of(data: TrainingData, table: pa.Table) -> Times:
+    """The times of raw rows [B], with the timestamp's column."""
     assert data.timestamp is not None
     values = combined(table[data.timestamp])
     if pa.types.is_dictionary(values.type):
@@ -66,15 +68,26 @@ def seconds_of(data: TrainingData, table: pa.Table, piece: RawRows) -> NDArray[n
         value_B = np.floor_divide(value_B, _PER_SECOND[data.timestamp_unit])
         wrong_B = wrong_B | missing_B | ~(np.abs(value_B) <= LAST_SECOND)
         second_B = np.where(wrong_B, 0.0, value_B).astype(np.int64)
-    wrong_B = wrong_B | (second_B < FIRST_SECOND) | (second_B > LAST_SECOND)
+    return Times(second_B, wrong_B | (second_B < FIRST_SECOND) | (second_B > LAST_SECOND))
+
+
+def refuse_without_time(data: TrainingData, table: pa.Table, piece: RawRows, wrong_B: NDArray[np.bool_]) -> None:
+    """Refuses rows without a time.
+
+    Args:
+        table: raw rows [B] of `piece`.
+        wrong_B: the rows that have no time, or one that cannot be read, and need one.
+
+    Raises:
+        DataError: names the first one.
+    """
     if wrong_B.any():
         row = int(np.flatnonzero(wrong_B)[0])
         raise DataError(
-            f"{piece.file.uri}: row {piece.first_row + row}, column {data.timestamp!r}: found {values[row]}, expected "
-            f"{data.timestamp_unit} since the epoch, ISO 8601 text, a time or a date; correct data.timestamp_unit, or "
-            "the row"
+            f"{piece.file.uri}: row {piece.first_row + row}, column {data.timestamp!r}: found "
+            f"{combined(table[data.timestamp])[row]}, expected {data.timestamp_unit} since the epoch, ISO 8601 text, a "
+            "time or a date; correct data.timestamp_unit, or the row"
         )
-    return second_B
 
 
 def _whole_seconds(values: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

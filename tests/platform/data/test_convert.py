@@ -320,6 +320,29 @@ def test_a_day_or_hour_of_the_timestamps_whose_rows_are_all_bad_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+@pytest.mark.parametrize(
+    "layout", [ByTime(), ByRows(rows=9), ByFractions(fractions=(1.0,), by_time=True)], ids=lambda each: each.kind
+)
+def test_a_bad_row_needs_no_time(tmp_path: Path, layout: ByTime | ByRows | ByFractions) -> None:
+    lines = ["1,a,4,1767225600", "2,b", "3,c,,", "5,e,,soon", "6,f,3,1767225601"]
+    source = _ratings(tmp_path / "r.csv", *lines)
+    source = source.model_copy(update={"bad_rows": source.bad_rows.model_copy(update={"policy": "skip", "at_most": 3})})
+    report = convert(source, str(tmp_path / "out"), layout=layout, label_rule="stars>=4")
+    assert (report.partitions, report.skipped_rows) == ({"day=2026-01-01": 2}, 3)
+    # The day of a good row without a time is unknown.
+    for time in ("", "soon"):
+        _ratings(tmp_path / "r.csv", *lines, f"7,g,4,{time}")
+        with pytest.raises(DataError, match=r"r\.csv: row 5, column 'when': found (None|soon), expected seconds since"):
+            convert(source, str(tmp_path / "other"), layout=layout, label_rule="stars>=4")
+
+
+def test_a_log_none_of_whose_rows_has_a_time_is_not_divided_in_order_of_time(tmp_path: Path) -> None:
+    source = _ratings(tmp_path / "r.csv", "1,a,4,", "2,b,3,")
+    layout = ByFractions(fractions=(0.5, 0.5), by_time=True)
+    with pytest.raises(DataError, match=r"row 0, column 'when': found None, expected seconds since the epoch"):
+        convert(source, str(tmp_path / "out"), layout=layout, label_rule="stars>=4")
+
+
 @pytest.mark.parametrize("unit", ["day", "hour"])
 @pytest.mark.parametrize("stray", ["0", "4102444800", "1766620800"])
 def test_a_bad_row_far_from_all_days_of_the_log_is_only_a_bad_row(
