@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -20,10 +21,12 @@ from elastrec.platform.history.database import (
 )
 from elastrec.platform.history.delivery.sink import tls_context
 from elastrec.platform.history.records import TAG_JOB_ID
+from elastrec.platform.history.scratch import scratch_folder
 from elastrec.platform.specs.errors import CollisionError, ElastrecError, HistoryError
 from elastrec.platform.specs.text.uris import without_credentials
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from mlflow.tracking import MlflowClient
 
 _ANSWER_SECONDS = 3.0
@@ -131,6 +134,24 @@ class Connection:
                 raise
             kind_of_error = type(error).__name__
             raise HistoryError(f"could not {what} at {self._tracking_uri}: {kind_of_error}: {error}") from error
+
+    # MLflow's own `log_text` and `log_figure` leave a folder behind when the process is killed.
+
+    def _log_text(self, run_id: str, text: str, path: str) -> None:
+        with self._artifact(run_id, path) as file:
+            file.write_text(text, encoding="utf-8")
+
+    def _log_figure(self, run_id: str, figure: Figure, path: str) -> None:
+        with self._artifact(run_id, path) as file:
+            figure.savefig(file)
+
+    @contextmanager
+    def _artifact(self, run_id: str, path: str) -> Iterator[Path]:
+        """A local file, which becomes an artifact of a run at the end of the block."""
+        with scratch_folder() as place:
+            file = place / path.rpartition("/")[2]
+            yield file
+            self._client.log_artifact(run_id, str(file), path.rpartition("/")[0] or None)
 
     @cached_property
     def _experiment_id(self) -> str:

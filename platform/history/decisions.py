@@ -76,7 +76,7 @@ class Decisions(Connection):
             ]
             if lines:
                 self._append_table(run_id, lines)
-            self._client.log_text(run_id, msgspec.json.encode(decisions).decode(), DECISIONS_FILE)
+            self._log_text(run_id, msgspec.json.encode(decisions).decode(), DECISIONS_FILE)
             for name, value in figures.items():
                 self._client.log_metric(run_id, name, value, milliseconds, step)
         return decisions
@@ -232,7 +232,7 @@ class Decisions(Connection):
         before = json.loads(text) if text else {"columns": columns, "data": []}
         old = [dict(zip(before["columns"], row, strict=True)) for row in before["data"]]
         data = [[row.get(name) for name in columns] for row in (*old, *lines)][-_MOST_LINES:]
-        self._client.log_text(run_id, json.dumps({"columns": columns, "data": data}), EXPLAIN_FILE)
+        self._log_text(run_id, json.dumps({"columns": columns, "data": data}), EXPLAIN_FILE)
         shown = json.loads(self._client.get_run(run_id).data.tags.get(_TABLES_TAG, "[]"))
         entry = {"path": EXPLAIN_FILE, "type": "table"}
         if entry not in shown:

@@ -145,7 +145,7 @@ class History(RunPages):
             self._client.log_batch(run_id, params=params)
             self._client.log_batch(run_id, tags=[RunTag(*pair) for pair in description.tags.items()])
             self._client.set_tag(run_id, "mlflow.note.content", note(prepared))
-            self._client.log_text(run_id, json.dumps(json.loads(masked(prepared.job_json)), indent=2), "job.json")
+            self._log_text(run_id, json.dumps(json.loads(masked(prepared.job_json)), indent=2), "job.json")
         path = job.spec.data.path
         for context, manifest, rows in (
             ("training", prepared.training_manifest, prepared.training_rows),

@@ -71,5 +71,5 @@ class Inspections(Connection):
         metrics = [Metric(name, value, now, 0) for name, value in inspection_metrics(facts).items()]
         for first in range(0, len(metrics), POINTS_PER_CALL):
             self._client.log_batch(run_id, metrics=metrics[first : first + POINTS_PER_CALL])
-        self._client.log_figure(run_id, inspection_picture(facts), _PICTURE)
-        self._client.log_text(run_id, json.dumps(asdict(facts), indent=1), _FACTS)
+        self._log_figure(run_id, inspection_picture(facts), _PICTURE)
+        self._log_text(run_id, json.dumps(asdict(facts), indent=1), _FACTS)

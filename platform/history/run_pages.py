@@ -43,9 +43,9 @@ class RunPages(JobRuns):
     def _log_texts(self, run_id: str, reason: str, story: Story | None) -> None:
         with self._explained(f"write the artifacts of run {run_id}"):
             if reason:
-                self._client.log_text(run_id, masked(reason), "reason.txt")
+                self._log_text(run_id, masked(reason), "reason.txt")
             if story is not None:
-                self._client.log_text(run_id, masked(story.text), "explanation.txt")
+                self._log_text(run_id, masked(story.text), "explanation.txt")
 
     def log_figures(self, run_id: str) -> list[str]:
         """Learning curve, calibration and the parts of a step, from the run's own series; returns their paths."""
@@ -71,7 +71,7 @@ class RunPages(JobRuns):
         with self._explained(f"write the pictures of run {run_id}"):
             for path, figure in drawn.items():
                 if figure is not None:
-                    self._client.log_figure(run_id, figure, path)
+                    self._log_figure(run_id, figure, path)
         return [path for path, figure in drawn.items() if figure is not None]
 
     def _log_migrations(self, run_id: str, story: Story | None) -> None:
@@ -82,7 +82,7 @@ class RunPages(JobRuns):
 
         if (picture := migrations(story.migrations)) is not None:
             with self._explained(f"write the pictures of run {run_id}"):
-                self._client.log_figure(run_id, picture, MIGRATIONS_PICTURE)
+                self._log_figure(run_id, picture, MIGRATIONS_PICTURE)
 
     def _log_report(self, run_id: str, story: Story | None) -> None:
         from elastrec.platform.history.report import REPORT_FILE
@@ -94,7 +94,7 @@ class RunPages(JobRuns):
             _log.warning("report_not_written", run_id=run_id, error=str(error))
             return
         with self._explained(f"write the report of run {run_id}"):
-            self._client.log_text(run_id, text, REPORT_FILE)
+            self._log_text(run_id, text, REPORT_FILE)
 
     def report(self, run_id: str, story: Story | None = None) -> str:
         """The run's report, a self-contained HTML page.

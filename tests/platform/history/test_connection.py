@@ -234,7 +234,7 @@ def test_a_run_that_was_described_half_is_described_to_its_end_also_by_a_caller_
 
     history = History(f"sqlite:///{tmp_path}/mlflow.db", EXPERIMENT)
     with monkeypatch.context() as patch, pytest.raises(HistoryError, match="full"):
-        patch.setattr(MlflowClient, "log_text", refuse)
+        patch.setattr(MlflowClient, "log_artifact", refuse)
         history.start_run(make_prepared(), allocation)
     more = msgspec.structs.replace(allocation, workers=allocation.workers + 1)
     run_id = history.start_run(make_prepared(), more)

@@ -37,7 +37,7 @@ def test_an_inspection_whose_files_cannot_be_written_is_closed_as_failed(
         raise OSError("the store is full")
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    monkeypatch.setattr(MlflowClient, "log_figure", refuse)
+    monkeypatch.setattr(MlflowClient, "log_artifact", refuse)
     inspections = Inspections(uri, "logs")
     with pytest.raises(HistoryError, match="the store is full"):
         inspections.record(FACTS, "/logs/clicks", "2026-01-01")

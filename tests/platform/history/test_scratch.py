@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
-from elastrec.platform.history import scratch
+from elastrec.platform.history import History, scratch
 from elastrec.platform.history.decisions import Decisions
+from elastrec.platform.history.inspections import Inspections
+from elastrec.platform.history.report import Story
 from elastrec.platform.history.scratch import scratch_folder
+from elastrec.platform.jobs.types import Allocation, Prepared
+from elastrec.platform.specs.metrics import Phase
+from tests.platform.history.test_inspections import FACTS
+from tests.platform.history.test_scaling_figures import GREW, MOVED
 
 _KILLED = """
 import os, signal
@@ -83,3 +91,30 @@ def test_artifacts_are_read_in_such_a_folder(temporary: Path) -> None:
     assert decisions._text("run", "scaling/explain.json") == "{}"
     assert decisions._picture("run", "scaling/fit.png").startswith("data:image/png")
     assert [name.startswith("elastrec-history-") for name in seen] == [True, True]
+
+
+def test_all_artifacts_are_written_in_such_folders(
+    temporary: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make_prepared: Callable[..., Prepared],
+    allocation: Allocation,
+) -> None:
+    """Not in those of MLflow's own methods, which nobody deletes after a kill."""
+    uri, folders, log_artifact = f"sqlite:///{temporary}/mlflow.db", dict[str, str](), MlflowClient.log_artifact
+
+    def noted(client: MlflowClient, run_id: str, file: str, path: str | None = None) -> None:
+        folders[Path(file).name] = Path(file).parent.name
+        log_artifact(client, run_id, file, path)
+
+    monkeypatch.setattr(MlflowClient, "log_artifact", noted)
+    history = History(uri, "clicks")
+    run_id = history.start_run(make_prepared(), allocation)
+    story = Story(text="it began", wall_seconds=1.0, goodput=0.0, parts=[], timeline=[], migrations=[MOVED])
+    history.finish_run(run_id, Phase.FAILED, "no rows", story)
+    Decisions(uri, "clicks").log_decision(run_id, GREW, [{"why": "a"}], {})
+    Inspections(uri, "logs").record(FACTS, "/logs/clicks", "2026-01-01")
+    assert set(folders) >= {
+        "job.json", "reason.txt", "explanation.txt", "report.html", "migrations.png", "explain.json", "decisions.json",
+        "inspection.json", "inspection.png",
+    }  # fmt: skip
+    assert [name for name, folder in folders.items() if not folder.startswith("elastrec-history-")] == []
