@@ -16,12 +16,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import fsspec
+import requests
 from fsspec import AbstractFileSystem
 from fsspec.implementations.webhdfs import WebHDFS
 
-from elastrec.checkpoints.errors import StoreError
-from elastrec.checkpoints.stores.store import HIDDEN, Store, StoreWriter, checked_key, is_temporary, temporary_name
+from elastrec.checkpoints.errors import DroppedError, StoreError
+from elastrec.checkpoints.stores.store import Store, StoreWriter, checked_key
 from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.specs.text.whole_file import (
+    HIDDEN,
+    is_temporary,
+    is_temporary_of,
+    temporary_name,
+    temporary_prefix,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -79,18 +87,34 @@ class _RenamingWriter(StoreWriter):
         self._open = True
 
     def write(self, data: Buffer) -> None:
-        self._file.write(data)
+        with self._noticing_drops():
+            self._file.write(data)
 
     def finish(self) -> None:
         """Closes the temporary file, which is then durable."""
-        self._file.close()
+        with self._noticing_drops():
+            self._file.close()
+
+    @contextmanager
+    def _noticing_drops(self) -> Iterator[None]:
+        """Raises DroppedError if another writer has deleted the temporary file (`_drop_temporaries`)."""
+        try:
+            yield
+        except (FileNotFoundError, requests.HTTPError) as error:
+            # Only POST appends to a file, which has been made by then; others may have been refused.
+            request = getattr(error, "request", None)
+            had_file = isinstance(error, FileNotFoundError) or (request is not None and request.method == "POST")
+            if had_file and self._fs.exists(self._path) and not self._fs.exists(self.temporary):
+                raise DroppedError(f"{self._path}: another writer has completed the object: {error}") from error
+            raise
 
     def close(self) -> None:
         if not self._open:
             return
         try:
             self.finish()
-            _renamed(self._fs, self.temporary, self._path, renameoptions="OVERWRITE")
+            with self._noticing_drops():
+                _renamed(self._fs, self.temporary, self._path, renameoptions="OVERWRITE")
             self._open = False
         except BaseException:
             self.abort()
@@ -131,8 +155,21 @@ def _create_by_rename(fs: AbstractFileSystem, path: str, data: bytes) -> bool:
         writer.finish()
         # The name node renames atomically, and never replaces a file.
         return _renamed(fs, writer.temporary, path)
+    except DroppedError:
+        return False
     finally:
         writer.abort()
+
+
+def _drop_temporaries(fs: AbstractFileSystem, path: str) -> None:
+    """Deletes the temporary files of a complete object. Their names follow each other, so a part of the listing is
+    enough."""
+    assert isinstance(fs, WebHDFS)
+    folder, _, name = path.rpartition("/")
+    answer = fs._call("LISTSTATUS_BATCH", path=folder, startAfter=temporary_prefix(name)).json()
+    for entry in answer["DirectoryListing"]["partialListing"]["FileStatuses"]["FileStatus"]:
+        if is_temporary_of(name, entry["pathSuffix"]):
+            fs.rm_file(f"{folder}/{entry['pathSuffix']}")
 
 
 def _with_timeouts(fs: AbstractFileSystem) -> None:
@@ -151,6 +188,7 @@ class Service:
         writer: opens a streamed object.
         made_folders: whether folders are separate objects, so that the root can be created.
         prepare: called with a new file system.
+        drop: deletes what killed writers have left of a complete object.
     """
 
     extra: str
@@ -159,11 +197,12 @@ class Service:
     writer: Callable[[Any, str], StoreWriter] = _ObjectWriter
     made_folders: bool = False
     prepare: Callable[[AbstractFileSystem], None] = lambda fs: None
+    drop: Callable[[AbstractFileSystem, str], None] = lambda fs, path: None
 
 
 _HDFS = Service(
     "", "that the name node answers at this host and port, and the user's rights",
-    _create_by_rename, _RenamingWriter, made_folders=True, prepare=_with_timeouts,
+    _create_by_rename, _RenamingWriter, made_folders=True, prepare=_with_timeouts, drop=_drop_temporaries,
 )  # fmt: skip
 _AZURE = Service("azure", "the container, and AZURE_STORAGE_CONNECTION_STRING or the account's credentials")
 SERVICES: dict[str, Service] = {
@@ -273,6 +312,12 @@ class FsspecStore(Store):
 
     def unfinished(self, prefix: str = "") -> list[str]:
         return self._files(prefix, is_temporary) if self._service.writer is _RenamingWriter else []
+
+    def drop_unfinished(self, key: str) -> None:
+        path = self._path(key)
+        # The object is complete, whether or not this is possible.
+        with suppress(Exception):
+            self._service.drop(self._fs, path)
 
     def folders(self, prefix: str = "") -> list[str]:
         listed = self._listed(prefix)

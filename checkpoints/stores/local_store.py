@@ -21,17 +21,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from elastrec.checkpoints.errors import DroppedError, StoreError
-from elastrec.checkpoints.stores.store import (
-    HIDDEN,
-    Store,
-    StoreWriter,
-    checked_key,
-    is_temporary,
-    is_temporary_of,
-    temporary_name,
-)
+from elastrec.checkpoints.stores.store import Store, StoreWriter, checked_key
 from elastrec.checkpoints.stores.uncached_file import UncachedFile
 from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.specs.text.whole_file import HIDDEN, drop_unfinished, is_temporary, temporary_name
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -221,12 +214,7 @@ class LocalStore(Store):
         return self._files(prefix, is_temporary)
 
     def drop_unfinished(self, key: str) -> None:
-        path = self._path(key)
-        # The object is complete, whether or not this is possible.
-        with contextlib.suppress(OSError):
-            for other in path.parent.iterdir():
-                if is_temporary_of(path.name, other.name):
-                    other.unlink(missing_ok=True)
+        drop_unfinished(self._path(key))
 
     def folders(self, prefix: str = "") -> list[str]:
         start = self._path(prefix) if prefix else self._root

@@ -20,6 +20,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from elastrec.checkpoints.errors import NotConditionalError, StoreError
 from elastrec.checkpoints.stores.store import Store, StoreWriter, checked_key
 from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.specs.text.whole_file import HIDDEN
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -259,6 +260,9 @@ class S3Store(Store):
                 raise
 
     def keys(self, prefix: str = "") -> list[str]:
+        return [key for key in self._keys(prefix) if not key.rpartition("/")[2].startswith(HIDDEN)]
+
+    def _keys(self, prefix: str) -> list[str]:
         skip = len(f"{self._prefix}/") if self._prefix else 0
         keys: list[str] = []
         with _explained("could not list", f"{self.uri}/{prefix}"):
@@ -320,7 +324,7 @@ class S3Store(Store):
 
     def delete_tree(self, prefix: str) -> None:
         self.delete_unfinished(prefix)
-        keys = [self._key(key) for key in self.keys(prefix)]
+        keys = [self._key(key) for key in self._keys(prefix)]
         for first in range(0, len(keys), 1000):
             with _explained("could not delete", f"{self.uri}/{prefix}"):
                 answer = self._client.delete_objects(

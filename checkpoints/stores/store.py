@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import abc
 import os
-import uuid
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -18,33 +17,15 @@ import structlog
 
 from elastrec.checkpoints.errors import DroppedError, NotConditionalError
 from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.specs.text.whole_file import HIDDEN
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _log = structlog.get_logger(__name__)
 
-HIDDEN = ".elastrec-"
-"""Prefix of the names of a store's internal files."""
-_TEMPORARY, _RANDOM_DIGITS = ".tmp", 32
-
-
-def temporary_name(name: str) -> str:
-    """A new name for a file that is renamed to `name` once it is complete."""
-    return f"{HIDDEN}{name}-{uuid.uuid4().hex}{_TEMPORARY}"
-
-
-def is_temporary(name: str) -> bool:
-    """Whether a file's name is from `temporary_name`."""
-    return name.startswith(HIDDEN) and name.endswith(_TEMPORARY)
-
-
-def is_temporary_of(target: str, name: str) -> bool:
-    """Whether `name` is from `temporary_name` of this target."""
-    start = f"{HIDDEN}{target}-"
-    return is_temporary(name) and name.startswith(start) and len(name) == len(start) + _RANDOM_DIGITS + len(_TEMPORARY)
-
-
+PROBE = f"{HIDDEN}probe"
+"""Key of the object that the first probe creates. It stays, and no listing shows it."""
 _probed: dict[str, bool] = {}
 """Results of `Store.conditional_writes` in this process, by `Store._place`."""
 
@@ -164,8 +145,7 @@ class Store(abc.ABC):
     def drop_unfinished(self, key: str) -> None:  # noqa: B027 (see below)
         """Deletes what killed writers have left beside a complete object.
 
-        Object stores have nothing of a small object before it is complete. In HDFS, a concurrent writer of the object
-        could not tell this from an error; what is left in a record is deleted with `delete_unfinished`.
+        Object stores have nothing of a small object before it is complete.
         """
 
     def put_if_absent(self, key: str, data: Buffer) -> bool:
@@ -214,17 +194,14 @@ class Store(abc.ABC):
 
     def _probe(self) -> bool:
         # Some services return an error for the condition, and some ignore it silently.
-        key = f"{HIDDEN}probe-{uuid.uuid4().hex}"
         try:
-            # If the answer was lost, the client's own repetition meets the object of the first try.
-            if not self._create(key, b"1") and not self.exists(key):
-                return False
-            try:
-                return not self._create(key, b"2")
-            finally:
-                self.delete(key)
+            is_new = self._create(PROBE, b"1")
+            # Otherwise it is of an earlier probe, of one at the same time, or of a try whose answer was lost.
+            is_kept = not self._create(PROBE, b"2") if is_new else self.exists(PROBE)
         except NotConditionalError:
             return False
+        self.drop_unfinished(PROBE)
+        return is_kept
 
     def create(self) -> None:  # noqa: B027 (not every store has to be made)
         """Creates the store if it does not exist; its contents stay. A bucket must exist.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
@@ -16,7 +15,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from elastrec.platform.specs.errors import DataError
-from elastrec.platform.specs.text.whole_file import write_whole
+from elastrec.platform.specs.text.whole_file import temporary_name, write_whole
 
 _SHARED = ("s3", "gs", "gcs")
 # Environment variables on which an open file system depends, in addition to its URI.
@@ -181,7 +180,7 @@ def write_bytes(uri: str, content: bytes) -> None:
         if isinstance(filesystem, pafs.LocalFileSystem):
             write_whole(Path(path), content, is_durable=True)
             return
-        temporary = f"{folder}/.{name}.{uuid.uuid4().hex}.tmp"
+        temporary = f"{folder}/{temporary_name(name)}"
         try:
             with filesystem.open_output_stream(temporary) as stream:
                 stream.write(content)

@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
+from fsspec.implementations.webhdfs import WebHDFile
 
 from elastrec.checkpoints import DamagedRecordError, StoreError, expect_existing_stores, open_record
 from elastrec.checkpoints.stores import local_store, s3_store
@@ -75,14 +77,12 @@ def test_the_next_writer_of_an_object_deletes_what_a_killed_one_has_left_of_it_a
     store.put("folder/put", b"1")
     assert store.put_if_absent("folder/created", b"2")
     left = store.unfinished("folder")
-    if store.uri.startswith("file:"):
+    if store.uri.startswith(("file:", "webhdfs:")):
         assert len(left) == 1 and "put-more" in left[0]
     # One that was killed after it had created the object.
     store.open_write("folder/created").write(bytes(UPLOAD_PART_BYTES))
     assert not store.put_if_absent("folder/created", b"3")
-    # HDFS keeps them: a concurrent writer whose file is deleted could not tell this from an error.
-    kept = store.uri.startswith("webhdfs:")
-    assert len(store.unfinished("folder")) == len(left) + kept
+    assert store.unfinished("folder") == left
     assert store.keys() == ["folder/created", "folder/put"]
     assert store.get("folder/created") == b"2"
 
@@ -109,6 +109,33 @@ def test_of_two_that_put_an_object_at_once_neither_fails_and_the_later_one_stays
     monkeypatch.setattr(local_store._LocalWriter, "synchronise", creates_meanwhile)
     assert not store.put_if_absent("term", b"second")
     assert store.get("term") == b"first" and not store.unfinished()
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("moment", ["_initiate_upload", "_upload_chunk"], ids=["made", "written"])
+def test_of_two_that_put_an_object_into_hdfs_at_once_neither_fails_and_the_later_one_stays(
+    webhdfs_uri: str, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    store, done = open_store(webhdfs_uri), getattr(WebHDFile, moment)
+
+    def after_it(act: Callable[[], object]) -> None:
+        """Once, when the file of a writer is made, or is written and has another name still."""
+
+        def do_and_act(file: WebHDFile, *arguments: Any, **options: Any) -> Any:
+            monkeypatch.setattr(WebHDFile, moment, done)
+            answer = done(file, *arguments, **options)
+            act()
+            return answer
+
+        monkeypatch.setattr(WebHDFile, moment, do_and_act)
+
+    after_it(lambda: store.put("result", b"earlier"))
+    store.put("result", b"later")
+    assert store.get("result") == b"later"
+    won: list[bool] = []
+    after_it(lambda: won.append(store.put_if_absent("term", b"first")))
+    assert not store.put_if_absent("term", b"second")
+    assert won == [True] and store.get("term") == b"first" and not store.unfinished()
 
 
 def test_parts_of_an_object_are_sent_concurrently_and_none_starts_after_a_failure(
@@ -281,6 +308,26 @@ def test_a_probe_whose_first_answer_was_lost_detects_conditional_creation(
     monkeypatch.setattr(store_module, "_probed", {})
     assert Store.conditional_writes(store)
     assert store.keys() == []
+
+
+def test_probes_that_are_killed_leave_one_object_in_all(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    create, created = store._create, list[str]()
+
+    def killed(key: str, data: bytes) -> bool:
+        created.append(key)
+        create(key, data)
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(store, "_create", killed)
+            patch.setattr(store_module, "_probed", {})
+            Store.conditional_writes(store)
+    # One that was killed while it wrote.
+    store.open_write(store_module.PROBE).write(b"1")
+    monkeypatch.setattr(store_module, "_probed", {})
+    assert Store.conditional_writes(store)
+    assert created == [store_module.PROBE] * 2 and store.keys() == store.unfinished() == []
 
 
 def test_a_put_that_meets_another_under_way_is_made_again(s3_uri: str) -> None:

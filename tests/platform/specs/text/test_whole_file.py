@@ -41,7 +41,7 @@ def test_what_a_killed_process_has_left_of_a_file_is_deleted_by_the_next_one(tmp
     assert token.read_bytes() == b"newer" and stat.S_IMODE(token.stat().st_mode) == 0o600
     # The file of another name is left to its own next writer.
     (left,) = _names(tmp_path) - {"token"}
-    assert left.startswith(".token.old.")
+    assert left.startswith(".elastrec-token.old-")
     write_whole(other, b"other")
     assert _names(tmp_path) == {"token", "token.old"}
 
