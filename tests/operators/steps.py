@@ -8,14 +8,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pytest
 
-from elastrec.operators.base import extended, give
+from elastrec.operators.base import ElastrecOperator, extended, give
+from elastrec.operators.training import LaunchJobOperator, OfflinePhaseOperator
 from elastrec.operators.values import AllocatedJob, JudgedJob, LaunchedJob, TrainedJob
 from elastrec.platform.jobs import Allocation, GateDecision, Interval, Launched, Observation, Prepared
 from elastrec.platform.jobs.types import ModelScore
 from elastrec.platform.specs.errors import HistoryAwayError, JobNotFoundError
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 
+OWNER = "daily_retraining/scheduled__2026-01-03/task"
 INTERVAL = Interval("2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00", "2026-01-03T00:00:00+00:00")
 PREPARED = Prepared(
     job_id="clicks-1",
@@ -159,3 +162,43 @@ class Platform:
 
     def failure_report(self, platform: Any, job_id: str) -> str:
         return "job clicks-1 Failed\nTraceback (most recent call last):\nZeroDivisionError: division by zero"
+
+
+@pytest.fixture(name="platform")
+def platform_fixture(monkeypatch: pytest.MonkeyPatch) -> Platform:
+    made = Platform()
+    monkeypatch.setattr(ElastrecOperator, "platform", property(lambda self: made))
+    names = (
+        "observe",
+        "result_of",
+        "launch",
+        "finish",
+        "stop",
+        "failure_report",
+        "job_page",
+        "tracking_answers",
+        "with_run",
+    )
+    for name in (
+        *names,
+        "publish_patience_seconds",
+        "away_message",
+        "is_trained",
+        "finish_job",
+        "take_over",
+        "remove_unsuccessful",
+    ):
+        monkeypatch.setattr(f"elastrec.platform.jobs.{name}", getattr(made, name))
+    return made
+
+
+def launch() -> LaunchJobOperator:
+    return LaunchJobOperator(task_id="task", allocation=plain(ALLOCATED_JOB))
+
+
+def offline(*, deferrable: bool = True, **fields: Any) -> OfflinePhaseOperator:
+    return OfflinePhaseOperator(task_id="task", launched=plain(LAUNCHED_JOB), deferrable=deferrable, **fields)
+
+
+def event(outcome: str, reason: str = "") -> dict[str, str]:
+    return {"job_id": "clicks-1", "owner": "me", "outcome": outcome, "reason": reason}
