@@ -36,6 +36,7 @@ _NOTICE = "platform/master/machine/test_notice.py::test_"
 _RESUME = "faults/test_resume.py::test_"
 _STORES = "faults/test_bad_stores.py::test_a_job_whose_"
 _TERMS = "platform/master/test_terms.py::test_"
+_LOST_JOURNAL = "platform/master/service/test_lost_journal.py::test_"
 _RECONCILER = "platform/master/pods/test_reconciler.py::test_"
 _DATABASE = "platform/history/test_database.py::test_"
 _NODE_JOURNAL = "platform/clusters/local/test_lost_journal.py::test_"
@@ -68,7 +69,7 @@ TRIED = (
     Tried(
         "the master's journal is lost while the master is killed",
         ((Kind.JOURNAL, Victim.MASTER),),
-        (f"{_TERMS}a_master_without_its_journal_continues_from_the_newest_record", RANDOM),
+        (f"{_LOST_JOURNAL}a_master_without_its_journal_continues_from_the_newest_record", RANDOM),
     ),
     Tried(
         "plans for other servers, workers, sizes and places arrive, also while faults strike",
@@ -108,7 +109,7 @@ TRIED = (
     Tried(
         "the master's journal is lost",
         (),
-        (f"{_TERMS}a_master_without_its_journal_continues_from_the_newest_record",),
+        (f"{_LOST_JOURNAL}a_master_without_its_journal_continues_from_the_newest_record",),
     ),
     Tried(
         "the master's journal is damaged, and the job is launched again",

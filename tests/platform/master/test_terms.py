@@ -1,14 +1,11 @@
-"""Only one master is active: limits of a superseded master, and the state that its successor continues."""
+"""Only one master is active: limits of a superseded master, and the term of its successor."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow.compute as pc
 import pytest
 
 from elastrec.checkpoints import (
@@ -20,42 +17,14 @@ from elastrec.checkpoints import (
     newest_term,
     take_term,
 )
-from elastrec.platform.clusters.pods import PodSpec, PodStatus
-from elastrec.platform.jobs.watching.past import _pages
-from elastrec.platform.master.machine.phases import NUMBERS_PER_TERM
-from elastrec.platform.master.pods.requests import open_requests
-from elastrec.platform.master.reporting.explanation import read_explanation
-from elastrec.platform.master.reporting.ledger import ledger_table, read_ledger
-from elastrec.platform.master.service import observers, service, term_watch
+from elastrec.platform.master.service import service, term_watch
 from elastrec.platform.master.service.resumption import resumed_from
 from elastrec.platform.master.service.service import JobService
-from elastrec.platform.specs.errors import ClusterError, SpecError, TransportError
-from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.specs.shape import Shape
-from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation, StreamNow
-from elastrec.platform.transport.messages.observer import (
-    ChangeShape,
-    GetStatus,
-    OrdersAnswer,
-    OrderWorkers,
-    SaveNow,
-    ShapeAnswer,
-    Status,
-    WorkerOrder,
-)
-from tests.platform.master.masters import (  # noqa: F401
-    Make,
-    committed,
-    counted,
-    rival,
-    saved,
-    stage_fixture,
-    stop_job,
-    trained,
-)
-from tests.platform.master.stage import Stage
-from tests.shapes import change
+from elastrec.platform.specs.errors import TransportError
+from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
+from elastrec.platform.transport.messages.observer import GetStatus, SaveNow, Status
+from tests.platform.master.masters import Make, committed, rival, saved, stage_fixture, trained  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("some_fleet")
 
@@ -262,134 +231,6 @@ def test_pruning_looks_for_a_higher_term_before_each_deletion(stage: Make):
     assert len(committed(s)) == 2 and committed(s)[0] == before[0]
 
 
-def test_a_master_without_its_journal_continues_from_the_newest_record(stage: Make):
-    s = stage()
-    s.start()
-    trained(s, 20)
-    uri = saved(s)
-    trained(s, 40)
-    s.stop()
-    successor = stage("another")
-    successor.start()
-    state = successor.service.state
-    assert state.phases.term == 2
-    assert state.phases.generation == NUMBERS_PER_TERM and state.phases.version > NUMBERS_PER_TERM
-    assert state.recovery.number == NUMBERS_PER_TERM + 1 and state.recovery.uri == uri
-    assert state.ownership.epoch > NUMBERS_PER_TERM
-    successor.wait_for(Phase.SUCCEEDED)
-    positions = s.service.state.recovery.record
-    assert positions is not None
-    assert counted(positions.positions, successor) == [1] * 4000
-    timeline = [entry.what for entry in successor.call(GetExplanation(), Explanation).timeline]
-    assert any(line.startswith(f"resumed from {uri} at ") for line in timeline), timeline
-    assert successor.metrics().samples_trained >= 4000
-
-
-@pytest.mark.parametrize("is_enlarged_by_launch", [False, True])
-def test_a_master_without_its_journal_continues_with_the_pods_that_the_job_had(
-    stage: Make, is_enlarged_by_launch: bool
-):
-    s = stage()
-    s.start()
-    trained(s, 20)
-    asked = change(parameter_servers=3, parameter_server_memory_bytes=3 * 2**30, workers=3)
-    assert s.call(ChangeShape(change=asked), ShapeAnswer).accepted
-    s.wait(lambda: not open_requests(s.service.state))
-    saved(s)
-    s.stop()
-    successor = stage("another")
-    began, named = Shape.of(successor.request.training_job.spec.resources), {}
-    if is_enlarged_by_launch:
-        content = copy.deepcopy(successor.request.job)
-        content["spec"]["resources"]["parameter_server"]["memory"] = 2**32
-        successor.request = msgspec.structs.replace(successor.request, job=content)
-        named = change(parameter_server_memory_bytes=2**32)
-    successor.start()
-    state = successor.service.state
-    assert state.wanted_shape == began.changed(asked).changed(named)
-    successor.wait_for(Phase.TRAINING)
-    causes = [entry.cause for entry in successor.call(GetExplanation(), Explanation).timeline]
-    kept = "3 servers, 3 workers" if is_enlarged_by_launch else "3 servers, 3Gi of memory per server, 3 workers"
-    assert any(f"the job had {kept} then" in cause for cause in causes)
-    assert len(state.owners()) == state.wanted_shape[Role.PARAMETER_SERVER].count
-    successor.wait_for(Phase.SUCCEEDED)
-
-
-def test_a_master_without_its_journal_gives_workers_the_orders_for_all_of_them_again(stage: Make):
-    s = stage()
-    s.start()
-    trained(s, 20)
-    half = WorkerOrder(batch_size=5, learning_rate_scale=0.5)
-    assert s.call(OrderWorkers(order=half), OrdersAnswer).workers
-    s.wait(lambda: s.service.state.standing_orders is not None)
-    saved(s)
-    s.stop()
-    successor = stage("another")
-    successor.start()
-    successor.wait_for(Phase.TRAINING)
-    state = successor.service.state
-    given = [worker.orders for worker in state.membership.workers() if worker.is_registered]
-    assert given and all(each and (each.batch_size, each.learning_rate_scale) == (5, 0.5) for each in given)
-    causes = [entry.cause for entry in successor.call(GetExplanation(), Explanation).timeline]
-    assert any("as ordered then, its workers have batch size 5, learning rates × 0.5" in cause for cause in causes)
-
-
-def test_a_job_that_continues_on_smaller_nodes_has_the_sizes_of_its_launch(stage: Make):
-    s = stage()
-    s.start()
-    trained(s, 20)
-    assert s.call(ChangeShape(change=change(parameter_server_memory_bytes=3 * 2**30)), ShapeAnswer).accepted
-    s.wait(lambda: not open_requests(s.service.state))
-    saved(s)
-    s.stop()
-    for name in [name for name in s.cluster.pods if "-ps-" in name]:
-        s.cluster.delete(name)
-        s.pods[name].killed.set()
-    create = s.cluster.create
-
-    def create_small(pod: PodSpec) -> PodStatus:
-        if pod.size.memory_bytes > 2 * 2**30:
-            raise ClusterError(f"pod {pod.name} does not fit: asked {pod.size.memory_bytes}")
-        return create(pod)
-
-    s.cluster.create = create_small  # type: ignore[method-assign]
-    successor = stage("another")
-    successor.start()
-    successor.wait_for(Phase.TRAINING)
-    began = Shape.of(successor.request.training_job.spec.resources)
-    assert successor.service.state.wanted_shape == began
-    assert {server.memory_bytes for server in successor.service.state.owners()} == {
-        began[Role.PARAMETER_SERVER].size.memory_bytes
-    }
-    assert "does not fit" in str(successor.call(GetExplanation(), Explanation).timeline)
-    successor.wait_for(Phase.SUCCEEDED)
-
-
-@pytest.mark.parametrize(
-    ("training", "field"),
-    [
-        ({"batches_per_shard": 4}, "batch_size times batches_per_shard: 40 is not allowed; allowed: 20, as when"),
-        ({"epochs": 2}, "spec.training.epochs: 2 is not allowed; allowed: 1, as when"),
-        ({"seed": 9}, "spec.training.seed: 9 is not allowed"),
-    ],
-)
-def test_positions_that_do_not_fit_the_job_are_refused_by_name_with_the_way_on(
-    stage: Make, training: dict[str, Any], field: str
-):
-    s = stage()
-    s.start()
-    trained(s, 5)
-    saved(s)
-    s.stop()
-    changed = stage("another", training)
-    with pytest.raises(SpecError) as caught:
-        changed.start()
-    assert field in str(caught.value)
-    assert "with another run key, or spec.continual.resume: never" in str(caught.value)
-    # Who cannot go on takes no term.
-    assert [term.term for term in list_terms(s.request.store, s.job_name, s.request.job_id)] == [1]
-
-
 def test_terms_of_an_ended_run_are_not_continued(stage: Make):
     s = stage()
     s.start()
@@ -415,95 +256,3 @@ def test_a_master_killed_between_taking_and_journalling_its_term_begins_the_job_
     again.start("127.0.0.1:7")
     assert again.state.phases.term == 1 and len(again.state.membership.members) == 4
     again.close()
-
-
-def test_the_ledgers_of_a_stopped_job_and_of_its_second_life_hold_every_row_once(stage: Make):
-    s = stage()
-    s.start()
-    trained(s, 20)
-    uri = saved(s)
-    trained(s, 40)
-    stop_job(s)
-    s.stop()
-    record = s.service.state.recovery.record
-    assert record is not None
-    second = stage("another")
-    second.start()
-    # What the master shows before and after the end of the job is what it leaves.
-    live = [entry.what for entry in second.call(GetExplanation(), Explanation).timeline]
-    assert live[live.index("stopped") + 1].startswith("resumed from")
-    second.wait_for(Phase.SUCCEEDED)
-    shown = second.call(GetExplanation(), Explanation)
-    again = second.service.state.training.samples - 4000
-    second.stop()
-    table = read_ledger(second.request.store, second.request.job_id)
-    assert table is not None
-    rows = table.filter(pc.equal(table.column("kind").cast("string"), "train")).to_pylist()
-    assert sum(row["kept"] for row in rows) == 4000
-    counts = [0] * 4000
-    for row in rows:
-        for place in range(row["from"], row["from"] + row["kept"]):
-            counts[row["first_row"] + place] += 1
-    assert counts == [1] * 4000
-    assert {row["generation"] for row in rows} == {0, NUMBERS_PER_TERM}
-    # What the first life trained after its record is counted as trained again.
-    assert again > 0 and sum(row["to"] - row["from"] for row in rows) == 4000 + again
-    story = read_explanation(second.request.store, second.request.job_id)
-    assert story is not None and story.timeline == shown.timeline and story.shape_changes == shown.shape_changes
-    timeline = [f"{entry.what}: {entry.cause}" for entry in story.timeline]
-    stopped = timeline.index("stopped: enough")
-    resumed = timeline[stopped + 1]
-    covered = record.positions.of("training")
-    assert covered is not None
-    position = f"{second.service.state.plan.training.covered_rows(covered):,} of 4,000 samples"
-    assert resumed.startswith(f"resumed from {uri} at {position}") and f"{again:,} rows are trained again" in resumed
-
-
-@pytest.mark.parametrize("ends", [("died", "stopped"), ("stopped", "died"), ("died", "died")])
-def test_without_a_ledger_the_rows_of_a_master_come_from_its_record(
-    stage: Make, ends: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(observers, "LEDGER_PAGE", 7)
-    bases: list[str] = []
-    for number, end in enumerate(ends):
-        s = stage(f"journal-{number}")
-        s.start()
-        trained(s, 20 + 40 * number)
-        bases.append(saved(s))
-        trained(s, 40 + 40 * number)
-        if end == "stopped":
-            stop_job(s)
-        s.stop()
-    last = stage("last")
-    last.start()
-    live = [earlier_lines(last)]
-    last.wait_for(Phase.SUCCEEDED)
-    live.append(earlier_lines(last))
-    last.stop()
-    table = read_ledger(last.request.store, last.request.job_id)
-    assert table is not None
-    rows = table.filter(pc.equal(table.column("kind").cast("string"), "train")).to_pylist()
-    counts = [0] * 4000
-    for row in rows:
-        for place in range(row["from"], row["from"] + row["kept"]):
-            counts[row["first_row"] + place] += 1
-    assert counts == [1] * 4000
-    for number, end in enumerate(ends):
-        outcomes = {row["outcome"] for row in rows if row["generation"] == number * NUMBERS_PER_TERM}
-        named = f"before record {bases[number].rpartition('/')[2]}"
-        assert outcomes == {named} if end == "died" else outcomes and named not in outcomes
-    # The job's own master reports them while it runs, and after its end while it waits for its readers.
-    left = [(row["generation"], row["shard"], row["from"], row["to"], row["outcome"], row["ended_at"]) for row in rows]
-    assert live == [[line for line in left if line[0] < len(ends) * NUMBERS_PER_TERM]] * 2
-
-
-def earlier_lines(s: Stage) -> list[tuple[Any, ...]]:
-    """What the master of the job reports of those before it."""
-    client, streams = RpcClient(s.address, "secret"), list[StreamNow]()
-    with contextlib.closing(client):
-        rows = ledger_table(_pages(client, streams), streams).to_pylist()
-    return [
-        (row["generation"], row["shard"], row["from"], row["to"], row["outcome"], row["ended_at"])
-        for row in rows
-        if row["generation"] < s.service.state.phases.term * NUMBERS_PER_TERM - NUMBERS_PER_TERM
-    ]
