@@ -22,6 +22,8 @@ from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import TrainingMetrics
 
 T = TypeVar("T")
+_COMMAND_SECONDS = 600.0
+"""Of a command, which may train a whole job: for a slow machine that is busy with other work."""
 
 
 def wait_for(fact: Callable[[], T | None], seconds: float, what: str) -> T:
@@ -56,18 +58,18 @@ class Elastrec:
             text=True,
         )
 
-    def call(self, *arguments: str, timeout_seconds: float = 240) -> subprocess.CompletedProcess[str]:
+    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         process = self.start(*arguments)
         try:
-            output, errors = process.communicate(timeout=timeout_seconds)
+            output, errors = process.communicate(timeout=_COMMAND_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
             raise
         return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
 
-    def json(self, *arguments: str, timeout_seconds: float = 240) -> Any:
-        done = self.call(*arguments, "--output", "json", timeout_seconds=timeout_seconds)
+    def json(self, *arguments: str) -> Any:
+        done = self.call(*arguments, "--output", "json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
@@ -153,4 +155,4 @@ def elastrec_at(home: Path) -> Iterator[Elastrec]:
         yield command_line
     finally:
         command_line.close()
-        wait_for(lambda: not processes_of(home), 20, f"no process left: {processes_of(home)}")
+        wait_for(lambda: not processes_of(home), 60, f"no process left: {processes_of(home)}")

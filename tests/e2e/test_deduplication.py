@@ -59,7 +59,6 @@ def job_file(elastrec: Elastrec) -> Path:
 def _run(elastrec: Elastrec, file: Path, name: str, deduplication: str) -> dict[str, Any]:
     outcome: dict[str, Any] = elastrec.json(
         "run", str(file), "--set", f"metadata.name={name}", "--set", f"spec.deduplication={deduplication}",
-        timeout_seconds=240,
     )  # fmt: skip
     return outcome
 
@@ -73,7 +72,7 @@ def test_render_shows_deduplicated_features_with_reasons(elastrec: Elastrec, job
     assert '"deduplication":{"groups":[["L1","L2"]]}' in "".join(shown.stdout.split())
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_plain_and_deduplicated_jobs_end_with_the_same_model(elastrec: Elastrec, job_file: Path) -> None:
     plain = _run(elastrec, job_file, "plain", "off")
     ours = _run(elastrec, job_file, "deduplicated", "auto")

@@ -71,7 +71,7 @@ def _run(elastrec: Elastrec, file: Path, name: str, day: int, **overrides: str) 
     settings = {"metadata.name": name, **overrides}
     pairs = [each for path, value in settings.items() for each in ("--set", f"{path}={value}")]
     interval = ("--from", f"2026-01-{day:02}")
-    outcome: dict[str, Any] = elastrec.json("run", str(file), *interval, *pairs, timeout_seconds=240)
+    outcome: dict[str, Any] = elastrec.json("run", str(file), *interval, *pairs)
     return outcome
 
 
@@ -86,7 +86,7 @@ def _raw(elastrec: Elastrec, day: int) -> pd.DataFrame:
     return pq.read_table(file, partitioning=None).to_pandas()
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_plain_deduplicated_and_continued_jobs_take_the_same_steps_as_their_models(
     elastrec: Elastrec, job_file: Path
 ) -> None:

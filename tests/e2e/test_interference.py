@@ -114,7 +114,7 @@ def test_a_job_that_was_measured_under_interference_recovers(
     disturbed, twin = (launch(platform, click_log, name) for name in ("disturbed", "twin"))
     try:
         for job_id in (disturbed, twin):
-            wait_for(lambda job_id=job_id: worked(platform, job_id, 0.0), 180, f"steps of {job_id}")
+            wait_for(lambda job_id=job_id: worked(platform, job_id, 0.0), 240, f"steps of {job_id}")
         (worker,) = pod_processes(disturbed, "worker", home)
         with busy_processes(worker.pid):
             wait_for(lambda: worked(platform, disturbed, 1.5 * PERIOD_SECONDS), 120, "measurements of slow steps")

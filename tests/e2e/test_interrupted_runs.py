@@ -35,7 +35,7 @@ class Terminal:
     def said(self) -> str:
         return self._file.read_text()
 
-    def end(self, number: signal.Signals, seconds: float = 120.0) -> int:
+    def end(self, number: signal.Signals, seconds: float = 240.0) -> int:
         self.process.send_signal(number)
         return self.process.wait(seconds)
 
@@ -55,12 +55,12 @@ def terminals() -> Iterator[list[Terminal]]:
     for terminal in opened:
         if terminal.process.poll() is None:
             terminal.process.terminate()
-            terminal.process.wait(120)
+            terminal.process.wait(240)
 
 
 def started(elastrec: Elastrec) -> str:
     """The id of the job, as soon as its master has created pods."""
-    return wait_for(lambda: next((job for job in elastrec.jobs() if job.pods), None), 180, "the job's pods").job
+    return wait_for(lambda: next((job for job in elastrec.jobs() if job.pods), None), 240, "the job's pods").job
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -88,7 +88,7 @@ def test_a_second_terminal_does_not_touch_the_job_while_the_first_one_runs(
     job = started(elastrec)
     terminals.extend(Terminal(elastrec, name, *arguments) for name in ("second", "third"))
     for terminal in terminals:
-        wait_for(lambda terminal=terminal: "workers " in terminal.said, 120, "its own look at the job")
+        wait_for(lambda terminal=terminal: "workers " in terminal.said, 240, "its own look at the job")
     first, second, third = terminals
     assert second.end(signal.SIGINT) == 130
     assert f"Job {job} continues: another `elastrec run` with the same key waits for it" in second.said
@@ -113,7 +113,7 @@ def test_a_run_whose_master_cannot_start_again_fails_soon_with_the_reason(
         file.write(bytes(4096))
     journal.with_name("journal.sqlite-wal").unlink()
     os.kill(master.pid, signal.SIGKILL)
-    assert terminal.process.wait(100) == 1
+    assert terminal.process.wait(240) == 1
     assert "file is not a database" in terminal.said
     kept = elastrec.home / "work" / "logs" / f"{job}-master.log"
     assert str(kept) in terminal.said and "file is not a database" in kept.read_text()

@@ -36,7 +36,7 @@ def test_a_job_of_two_workers_and_two_servers_trains_every_sample_and_registers_
     elastrec: Elastrec, click_log: GenerateReport
 ) -> None:
     file = write_job(elastrec.home, click_log)
-    outcome = elastrec.json("run", str(file), "--from", "2026-01-01", timeout_seconds=200)
+    outcome = elastrec.json("run", str(file), "--from", "2026-01-01")
     assert outcome["shards_done"] == outcome["shards_total"] == math.ceil(ROWS_PER_DAY / (256 * 20))
     assert outcome["samples_trained"] == outcome["samples_total"] == ROWS_PER_DAY
     best = click_log.days[1].best_auc
@@ -70,7 +70,7 @@ def test_the_next_day_continues_from_the_last_and_is_compared_with_the_champion(
     elastrec: Elastrec, click_log: GenerateReport
 ) -> None:
     file = write_job(elastrec.home, click_log)
-    done = elastrec.call("run", str(file), "--from", "2026-01-02", "--output", "json", timeout_seconds=200)
+    done = elastrec.call("run", str(file), "--from", "2026-01-02", "--output", "json")
     assert done.returncode == 0, done.stderr
     assert "Continues from" in done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])
@@ -142,7 +142,7 @@ def test_a_bug_in_the_users_model_fails_the_job_at_once_with_its_traceback(
     # The agent's own environment is that of its start: one that knows the module's folder is needed.
     elastrec.close()
     elastrec.start_agent()
-    done = elastrec.call("run", str(file), "--from", "2026-01-01", timeout_seconds=120)
+    done = elastrec.call("run", str(file), "--from", "2026-01-01")
     assert done.returncode == 1
     assert "planted bug" in done.stderr and "my_models.py" in done.stderr
     assert elastrec.jobs() == []
@@ -153,7 +153,7 @@ def test_stop_ends_a_running_job_and_removes_its_pods(elastrec: Elastrec, click_
     changes = ("--set", "spec.training.epochs=50", "--set", "spec.resources.startup_cores=3")
     running = elastrec.start("run", str(file), "--from", "2026-01-01", *changes)
     try:
-        seen = wait_for(lambda: next((j for j in elastrec.jobs() if j.samples_trained), None), 90, "training")
+        seen = wait_for(lambda: next((j for j in elastrec.jobs() if j.samples_trained), None), 240, "training")
         job = seen.job
         at_work = {pod.name for pod in seen.pods if pod.samples or pod.role is Role.PARAMETER_SERVER}
         limits = {pod: limit_cores(group) for pod, group in pod_groups(job).items()}
@@ -163,7 +163,7 @@ def test_stop_ends_a_running_job_and_removes_its_pods(elastrec: Elastrec, click_
         assert elastrec.call("logs", job).returncode == 0
         assert elastrec.json("stop", job)["stopped"]
         assert pod_processes(job, "", elastrec.home) == []
-        _, errors = running.communicate(timeout=60)
+        _, errors = running.communicate(timeout=240)
         assert running.returncode == 1, errors
     finally:
         running.kill()

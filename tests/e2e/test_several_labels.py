@@ -27,7 +27,7 @@ def test_a_job_of_two_labels_is_trained_judged_by_the_second_and_exported(tmp_pa
         file = write_job(
             elastrec.home, log, model={"architecture": "mmoe", "embedding_dimension": 8}, gate={"head": "conversion"}
         )
-        outcome = elastrec.json("run", str(file), "--from", "2026-01-01", timeout_seconds=280)
+        outcome = elastrec.json("run", str(file), "--from", "2026-01-01")
         assert outcome["samples_trained"] == 30_000 and outcome["is_champion"]
         mlflow.set_tracking_uri(f"sqlite:///{elastrec.home}/mlflow.db")
         metrics = mlflow.MlflowClient().get_run(outcome["run_id"]).data.metrics

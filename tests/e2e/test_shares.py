@@ -68,23 +68,31 @@ def test_an_owner_gets_its_share_back_within_one_round_and_the_borrower_trains_o
     platform: jobs.Platform, click_log: GenerateReport
 ) -> None:
     borrower = launch(platform, click_log, "guest", workers=2)
-    wait_for(lambda: len(workers_of(platform, borrower)) == 2, 60, "the borrower's pods, which have the room now")
+    wait_for(
+        lambda: len(workers_of(platform, borrower)) == 2,
+        240,
+        "the borrower's pods, which have the room now",
+    )
     owner = launch(platform, click_log, "ads", workers=1)
     try:
-        wait_for(lambda: training_workers(platform, borrower) == 2, 180, "two workers of the borrower")
-        wait_for(lambda: now(platform, owner).reason.count("Unschedulable"), 60, "a pod that waits for room")
+        wait_for(lambda: training_workers(platform, borrower) == 2, 240, "two workers of the borrower")
+        wait_for(lambda: now(platform, owner).reason.count("Unschedulable"), 240, "a pod that waits for room")
         decided, _ = scaling.plan(platform, SETTINGS)
         given = [plan for plan in decided.plans if plan.policy == POLICY]
         assert [(plan.job_id, plan.before.workers, plan.allocation.workers) for plan in given] == [(borrower, 2, 1)]
         assert "ads asks for" in given[0].reason
         assert scaling.apply(platform, given[0]).changed
         wait_for(
-            lambda: running(platform, owner) and len(workers_of(platform, borrower)) == 1, 90, "the owner's worker"
+            lambda: running(platform, owner) and len(workers_of(platform, borrower)) == 1,
+            240,
+            "the owner's worker",
         )
         after = now(platform, borrower)
         assert (after.phase, after.generation) == (Phase.TRAINING, 0)
         wait_for(
-            lambda: now(platform, borrower).samples_trained > after.samples_trained, 30, "the borrower's next step"
+            lambda: now(platform, borrower).samples_trained > after.samples_trained,
+            240,
+            "the borrower's next step",
         )
         again, _ = scaling.plan(platform, SETTINGS)
         assert not [plan for plan in again.plans if plan.policy == POLICY], "it gives back once"

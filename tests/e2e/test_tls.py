@@ -59,7 +59,7 @@ def test_a_job_trains_with_tls_on_every_port(tmp_path: Path, tls_folder: Path, m
             assert phase in (Phase.SUCCEEDED,) or not phase.is_final, jobs.failure_report(platform, prepared.job_id)
             return phase is Phase.SUCCEEDED
 
-        wait_for(over, 90, "the job succeeds")
+        wait_for(over, 240, "the job succeeds")
         metrics = jobs.observe(other, prepared.job_id).metrics
         assert metrics.shards_done == metrics.shards_total > 0
         jobs.finish(platform, prepared.job_id)

@@ -118,7 +118,7 @@ class Site:
         """As `kill -9` does; its pods run on."""
         victim = psutil.Process(self.cluster().agent().pid)
         victim.kill()
-        wait_for(lambda: not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE, 5, "the agent's end")
+        wait_for(lambda: not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE, 240, "the agent's end")
         return victim
 
     def start_agent(self) -> None:
@@ -177,7 +177,7 @@ class Run:
         assert observation.metrics.phase is not Phase.FAILED, observation.failure
         return observation.metrics
 
-    def when(self, fact: Callable[[TrainingMetrics], T | None], what: str, seconds: float = 120.0) -> T:
+    def when(self, fact: Callable[[TrainingMetrics], T | None], what: str, seconds: float = 240.0) -> T:
         """The first truthy answer."""
 
         def look() -> T | None:
@@ -204,7 +204,7 @@ class Run:
         entries = self.explanation().timeline
         return next((f"{entry.what}: {entry.cause}" for entry in entries if entry.what.startswith(words)), "")
 
-    def finished(self, seconds: float = 200.0) -> TrainingMetrics:
+    def finished(self, seconds: float = 600.0) -> TrainingMetrics:
         """The job's end: it has succeeded, every row was trained and counts once, and the model can be read."""
         metrics = self.when(lambda found: found if found.phase.is_final else None, "the end of the job", seconds)
         story = as_text(self.explanation())
@@ -223,7 +223,7 @@ class Run:
         """Ends the master and looks whether anything is left."""
         jobs.finish(self.site.platform, self.job_id)
         assert self.site.platform.launcher.pods(self.job_id) == []
-        wait_for(lambda: not self.site.processes(self.job_id), 10, "no process of the job")
+        wait_for(lambda: not self.site.processes(self.job_id), 240, "no process of the job")
 
 
 def kept(ledger: Any) -> int:

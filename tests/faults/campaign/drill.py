@@ -165,7 +165,7 @@ def _rows(platform: jobs.Platform, job_id: str) -> int | None:
         for pod in platform.launcher.pods(job_id):
             if pod.role is Role.PARAMETER_SERVER and pod.phase is PodPhase.RUNNING:
                 with contextlib.closing(RpcClient(pod.address, secret.token, secret.tls)) as client:
-                    stats = client.call(GetStats(), Stats, timeout_seconds=0.5)
+                    stats = client.call(GetStats(), Stats, timeout_seconds=5.0)
                     taken.append(sum(rows * steps for rows, steps in stats.steps_by_rows.items()))
     except (TransportError, ClusterError):
         return None

@@ -34,9 +34,9 @@ _VICTIM_SECONDS, _PLACE_SECONDS = 12.0, 4.0
 """So long a fault waits for a victim, and for one in its very place: a plan may have taken that away."""
 _LISTENING_SECONDS = 60.0
 """So long a process that was just started has until it listens: a busy machine imports slowly."""
-_PORT_SECONDS = 5.0
-_HOG_SECONDS = 30.0
-_DYING_SECONDS = 10.0
+_PORT_SECONDS = 60.0
+_HOG_SECONDS = 120.0
+_DYING_SECONDS = 60.0
 
 
 @dataclass
@@ -238,7 +238,7 @@ def _hurt_agent(fault: Fault, scene: Scene) -> None:
 def _wait_for_end(process: psutil.Process) -> None:
     # The process that started the agent reaps it; a zombie holds neither port nor lock.
     with contextlib.suppress(psutil.TimeoutExpired):
-        process.wait(5.0)
+        process.wait(_DYING_SECONDS)
 
 
 def kinds_that_work(cgroups: bool) -> tuple[Kind, ...]:

@@ -18,7 +18,7 @@ from elastrec.platform.specs import environment
 from tests.processes import wait_for
 
 _SHARED_MEMORY = Path("/dev/shm")
-_GRACE_SECONDS = 10.0
+_GRACE_SECONDS = 60.0
 
 
 def shared_memory() -> frozenset[str]:

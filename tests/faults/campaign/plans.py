@@ -16,7 +16,7 @@ from tests.faults.campaign.plan import AFTER, Planned, StageStrike, Victim
 from tests.faults.campaign.watching import Hit, Watch
 
 _AGAIN_SECONDS = 0.5
-_STAGE_SECONDS, _CHANGE_SECONDS = 30.0, 40.0
+_STAGE_SECONDS, _CHANGE_SECONDS = 120.0, 120.0
 """So long a strike waits for its stage, and a plan for the end of the one before it."""
 
 

@@ -89,7 +89,7 @@ def site_at(home: Path) -> Iterator[Site]:
         finally:
             cluster.close()
             stop_agent(home / "agent")
-        wait_for(lambda: not processes_of(home), 20, f"no process is left: {processes_of(home)}")
+        wait_for(lambda: not processes_of(home), 60, f"no process is left: {processes_of(home)}")
     finally:
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})

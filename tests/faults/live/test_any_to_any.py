@@ -21,7 +21,7 @@ PATIENT = {"lease": "60s", "heartbeat_timeout": "30s"}
 """So many processes take turns: none is to be given up because it waits for a core."""
 
 
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(3600)
 def test_changes_of_servers_and_workers_keep_the_trained_model(
     tmp_path: Path,
 ) -> None:

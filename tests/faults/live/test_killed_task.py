@@ -67,7 +67,6 @@ def requests(job: LiveJob) -> list[ShapeRequest]:
         return list(master.call(GetStatus(), Status).shape_requests)
 
 
-@pytest.mark.timeout(600)
 def test_a_task_killed_while_servers_change_is_found_again_by_its_next_tries_and_the_job_changes_once(
     site: Site,
 ) -> None:

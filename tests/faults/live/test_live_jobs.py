@@ -49,7 +49,6 @@ def undisturbed_auc(site: Site) -> float:
     return auc
 
 
-@pytest.mark.timeout(400)
 def test_a_bsp_job_whose_workers_go_from_2_to_4_to_1_keeps_its_global_batch_and_its_model(
     site: Site, undisturbed_auc: float
 ) -> None:
@@ -74,7 +73,6 @@ def test_a_bsp_job_whose_workers_go_from_2_to_4_to_1_keeps_its_global_batch_and_
     assert metrics.auc is not None and abs(metrics.auc - undisturbed_auc) < AUC_TOLERANCE
 
 
-@pytest.mark.timeout(400)
 def test_a_server_that_is_lost_after_a_delta_is_restored_from_the_whole_chain(
     site: Site, undisturbed_auc: float
 ) -> None:
@@ -114,7 +112,6 @@ def test_a_server_that_is_lost_after_a_delta_is_restored_from_the_whole_chain(
     assert metrics.auc is not None and abs(metrics.auc - undisturbed_auc) < AUC_TOLERANCE
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("mode", ["async", "bsp"])
 def test_every_row_counts_once_while_servers_change_in_number_size_and_place(
     site: Site, undisturbed_auc: float, mode: str
@@ -152,7 +149,6 @@ def test_every_row_counts_once_while_servers_change_in_number_size_and_place(
     assert metrics.auc is not None and abs(metrics.auc - undisturbed_auc) < AUC_TOLERANCE
 
 
-@pytest.mark.timeout(400)
 def test_a_bsp_job_whose_new_servers_find_no_room_trains_on_with_those_that_it_has(
     site: Site, undisturbed_auc: float
 ) -> None:
@@ -174,7 +170,6 @@ def test_a_bsp_job_whose_new_servers_find_no_room_trains_on_with_those_that_it_h
     assert metrics.auc is not None and abs(metrics.auc - undisturbed_auc) < AUC_TOLERANCE
 
 
-@pytest.mark.timeout(400)
 def test_a_server_that_the_kernel_kills_for_its_memory_is_succeeded_by_one_with_twice_as_much(
     site: Site, undisturbed_auc: float
 ) -> None:
@@ -201,7 +196,6 @@ def test_a_server_that_the_kernel_kills_for_its_memory_is_succeeded_by_one_with_
     assert metrics.auc is not None and abs(metrics.auc - undisturbed_auc) < AUC_TOLERANCE
 
 
-@pytest.mark.timeout(400)
 def test_a_server_that_is_sent_sigterm_hands_its_buckets_over_and_no_row_is_trained_twice(
     site: Site, undisturbed_auc: float
 ) -> None:

@@ -34,7 +34,6 @@ def damage(record: str) -> None:
         part.write_bytes(data)
 
 
-@pytest.mark.timeout(400)
 def test_a_job_whose_base_record_is_damaged_returns_once_to_the_newest_record_before_its_chain(tmp_path: Path) -> None:
     with site_at(tmp_path / "home") as site, live_job(site, "damaged-base", interval="1s", deltas=DELTAS) as job:
         wait_for(job.has_workers(2), PATIENCE_SECONDS, "two workers that train")

@@ -41,7 +41,6 @@ def log_of(job: LiveJob, pod: str) -> str:
     return "\n".join(job.platform.launcher.logs(pod))
 
 
-@pytest.mark.timeout(400)
 def test_a_server_that_is_killed_in_its_pod_is_restored_from_the_memory_of_the_pod(site: Site) -> None:
     with live_job(site, "owned", interval="1s", memory=MEMORY) as job:
         wait_for(job.has_workers(2), PATIENCE_SECONDS, "two workers that train")
@@ -73,7 +72,6 @@ def test_a_server_that_is_killed_in_its_pod_is_restored_from_the_memory_of_the_p
     assert not accounts.problems and accounts.lost == 0
 
 
-@pytest.mark.timeout(400)
 def test_a_server_that_is_killed_for_memory_ends_its_pod_whose_successor_has_twice_as_much(site: Site) -> None:
     if Kind.OUT_OF_MEMORY not in kinds_that_work(limits_enforced(site.platform.launcher.nodes())):
         pytest.skip("an agent's memory limits have their own tests")

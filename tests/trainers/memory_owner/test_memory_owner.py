@@ -34,7 +34,7 @@ with open(path, "r+b", buffering=0) as memory:
 if "ignores" in sys.argv:
     signal.signal(signal.SIGTERM, lambda *_: print("terminated", flush=True))
 print(os.getpid(), before, status.st_size, status.st_blocks * 512, os.environ.get("ELASTREC_READY"), path, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 FIELDS = ("pid", "before", "size", "made", "ready", "path")
 
@@ -64,7 +64,7 @@ class Owner:
 
     def ended(self) -> tuple[int, str]:
         """The exit code and the log."""
-        _, log = self.process.communicate(timeout=20)
+        _, log = self.process.communicate(timeout=60)
         return self.process.returncode, log
 
 
@@ -146,7 +146,7 @@ def test_a_server_gets_sigterm_once_where_the_cluster_signals_the_whole_process_
     os.killpg(owner.pid, signal.SIGTERM)
     assert owner.stdout.readline() == "terminated\n"
     os.kill(child, signal.SIGKILL)
-    said, _ = owner.communicate(timeout=20)
+    said, _ = owner.communicate(timeout=60)
     assert said == ""
 
 
@@ -156,7 +156,7 @@ def test_the_end_of_a_killed_owner_ends_its_server_and_frees_the_memory(start: S
     child = owner.child()
     assert set(Path("/dev/shm").iterdir()) == in_files and Path(child["path"]).exists()
     owner.process.kill()
-    wait_for(lambda: not psutil.pid_exists(int(child["pid"])), 10, "the server's end")
+    wait_for(lambda: not psutil.pid_exists(int(child["pid"])), 60, "the server's end")
     owner.process.wait()
     assert not Path(child["path"]).exists() and set(Path("/dev/shm").iterdir()) == in_files
 
@@ -164,7 +164,7 @@ def test_the_end_of_a_killed_owner_ends_its_server_and_frees_the_memory(start: S
 def test_as_the_first_process_of_a_container_it_restarts_the_server_and_reaps_orphans() -> None:
     # One more process, which outlives the server that it belongs to, and then ends.
     orphan = "if os.fork() == 0:\n    time.sleep(1)\n    os._exit(0)\n"
-    child = CHILD.replace("time.sleep(60)", f"{orphan}time.sleep(60)")
+    child = CHILD.replace("time.sleep(600)", f"{orphan}time.sleep(600)")
     container = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     command = [sys.executable, "-m", "elastrec.trainers.memory_owner", str(MIB), "-c", child]
     outer = subprocess.Popen([*container, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -175,9 +175,9 @@ def test_as_the_first_process_of_a_container_it_restarts_the_server_and_reaps_or
     owner.children()[0].kill()
     second = dict(zip(FIELDS, outer.stdout.readline().split(), strict=True))
     assert second["before"] == first["pid"]
-    wait_for(lambda: len(owner.children()) == 1, 10, "no process but the server")
+    wait_for(lambda: len(owner.children()) == 1, 60, "no process but the server")
     owner.terminate()
-    assert outer.wait(20) == 128 + signal.SIGTERM
+    assert outer.wait(60) == 128 + signal.SIGTERM
     outer.communicate()
 
 

@@ -65,6 +65,6 @@ def test_a_server_evicts_by_the_clock_of_the_master_that_it_registers_with() -> 
         assert 4_000_000_000.0 <= pod._server.now_seconds() < 4_000_000_500.0
     finally:
         pod.stop()
-        running.join(20)
+        running.join(60)
         master.close()
     assert not running.is_alive()

@@ -62,7 +62,7 @@ def stage(tmp_path: Path, gate: Path) -> Iterator[Stage]:
             stack.callback(made.close)
             for process in processes:
                 process.kill()
-                process.wait(10)
+                process.wait(60)
 
 
 def parts_folders(stage: Stage) -> set[str]:

@@ -70,7 +70,7 @@ def server_process(master: ScriptedMaster, index: int, folder: Path) -> Iterator
         yield process
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def pod_in_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ScriptedMas
         yield master, running
     finally:
         pod.stop()
-        running.join(15)
+        running.join(60)
         master.close()
 
 
@@ -160,7 +160,7 @@ def test_three_servers_continue_from_a_record_after_the_loss_of_one_of_two(tmp_p
             client.close()
             second.send_signal(signal.SIGKILL)
             first.send_signal(signal.SIGTERM)
-            assert first.wait(15) == 0
+            assert first.wait(60) == 0
 
         master.registered.clear()
         master.heartbeats.clear()
@@ -202,7 +202,7 @@ def test_three_servers_continue_from_a_record_after_the_loss_of_one_of_two(tmp_p
             np.testing.assert_array_equal(everything(client)[0], again[0])
             client.close()
             master.direct(mode=Mode.EXIT)
-            assert third.wait(15) == 0
+            assert third.wait(60) == 0
     finally:
         master.close()
 
@@ -272,7 +272,7 @@ def test_a_server_process_survives_an_unreachable_store_and_a_damaged_record(tmp
             assert master.heartbeats["ps-0"].restore_problem is None
             assert not master.failures and server.poll() is None
             master.direct(mode=Mode.EXIT)
-            assert server.wait(15) == 0
+            assert server.wait(60) == 0
     finally:
         master.close()
 
@@ -320,7 +320,7 @@ def test_a_server_restores_for_the_cores_that_it_has_now_and_registers_those_wit
         master.wait_until_reached(master.direct(restore=RestoreOrder("r3", "")), ["ps-0"])
         assert threads == [1, 3, 4] and master.registered["ps-0"].started_cores == 1
         master.direct(mode=Mode.EXIT)
-        running.join(15)
+        running.join(60)
 
 
 def test_an_eviction_that_takes_long_does_not_delay_a_directive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,9 +338,9 @@ def test_an_eviction_that_takes_long_does_not_delay_a_directive(monkeypatch: pyt
         for order in ("r1", "r2"):
             directive = master.direct(generation=1, addresses=addresses, restore=RestoreOrder(order, ""))
             master.wait_until_reached(directive, ["ps-0"])
-            wait_for(lambda begun=steps[0]: steps[0] > begun + 10, 30, "an eviction")
+            wait_for(lambda begun=steps[0]: steps[0] > begun + 10, 60, "an eviction")
         master.direct(mode=Mode.EXIT)
-        running.join(15)
+        running.join(60)
         assert not running.is_alive()
 
 
@@ -353,7 +353,6 @@ def test_heartbeats_go_on_if_a_restore_drops_the_model_while_one_is_made(monkeyp
             master.wait(
                 lambda seen=seen: "ps-0" in master.heartbeats and master.heartbeats["ps-0"].dense_bytes == seen,
                 "another heartbeat comes",
-                15,
             )
 
 
@@ -370,7 +369,7 @@ def test_a_server_whose_heartbeats_end_with_an_error_ends_with_it(monkeypatch: p
         running = pool.submit(pod.run)
         try:
             with pytest.raises(ValueError, match="statm"):
-                running.result(15)
+                running.result(60)
         finally:
             pod.stop()
             master.close()
@@ -382,7 +381,7 @@ def test_a_server_of_512_mib_can_compile_its_kernels(tmp_path: Path, monkeypatch
     try:
         with server_process(master, 0, tmp_path) as server:
             # It compiles all kernels, which takes half a minute of CPU time, and minutes on a slow, busy machine.
-            master.wait_for_registrations(1, seconds=240.0)
+            master.wait_for_registrations(1, seconds=800.0)
             status = Path(f"/proc/{server.pid}/status").read_text()
     finally:
         master.close()
@@ -416,7 +415,7 @@ def test_a_server_that_applied_a_push_in_part_reports_it_and_ends(monkeypatch: p
             with pytest.raises((TransportError, RoutingChangedError)):
                 push_steps(client, 1, seed=2)
             with pytest.raises(ServerMemoryError, match="no memory for more rows"):
-                running.result(15)
+                running.result(60)
         finally:
             pod.stop()
             master.close()

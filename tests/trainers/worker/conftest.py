@@ -336,7 +336,7 @@ class ScriptedMaster:
                         )
                     )
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 240.0) -> None:
         deadline = time.monotonic() + seconds
         with self.changed:
             while not condition():

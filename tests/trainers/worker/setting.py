@@ -84,14 +84,14 @@ class Setting:
     def finish(self) -> None:
         self.master.command(Mode.EXIT)
         for thread in self.threads:
-            thread.join(30)
+            thread.join(60)
             assert not thread.is_alive()
 
     def close(self) -> None:
         for session in self.sessions:
             session.stop()
         for thread in self.threads:
-            thread.join(10)
+            thread.join(60)
         for worker in self.workers:
             worker.close()
         for session in self.sessions:

@@ -267,6 +267,6 @@ def test_a_waiting_worker_follows_another_directive(
     evaluate(here)
     here.master.wait_for(lambda: store.refused > 1)
     here.master.command(Mode.EXIT)
-    here.threads[0].join(10)
+    here.threads[0].join(60)
     assert not here.threads[0].is_alive()
     assert not here.errors

@@ -48,7 +48,7 @@ class Elastic(Setting):
 
         def noted(pushes: Sequence[Pushed]) -> None:
             if pushes:
-                self.gate.wait(10)
+                self.gate.wait(60)
                 scales.append(average([push.gradient for push in pushes]).rate_scale)
                 steps.append([(push.origin, push.gradient.samples) for push in pushes])
             step(pushes)
@@ -76,7 +76,7 @@ class Elastic(Setting):
 
     def stop_worker(self, number: int) -> None:
         self.sessions[number].stop()
-        self.threads[number].join(10)
+        self.threads[number].join(60)
         assert not self.threads[number].is_alive()
         with self.master.changed:
             self.master.give_back(f"worker-{number}")
@@ -217,13 +217,13 @@ def test_an_idle_worker_returns_its_shards_after_all_servers_have_applied_its_pu
     def hold_and_train(*arguments: Any, **options: Any) -> None:
         if "worker-1" not in [worker.pod for worker in server.pushes.consistency.members]:
             held.set()
-            go_on.wait(20)
+            go_on.wait(60)
         train_other(*arguments, **options)
 
     other.trainer.train = hold_and_train  # type: ignore[method-assign]
     leaving.trainer.train = order_and_train  # type: ignore[method-assign]
     try:
-        assert held.wait(20)
+        assert held.wait(60)
         time.sleep(0.3)
         assert server.pushes._batch._planned == 8
         assert "worker-1" in [pod for pod, _ in elastic.master.doing.values()] and not elastic.master.let_go

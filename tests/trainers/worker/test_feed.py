@@ -136,7 +136,7 @@ def test_a_full_feed_can_be_closed() -> None:
             yield next(read(found, *how))
 
     feed = Feed(leases([granted(shard(0))]), endless, 10)
-    assert reading.wait(10)
+    assert reading.wait(60)
     feed.close()
     assert not any(thread.name == "feed" for thread in threading.enumerate())
 

@@ -129,7 +129,7 @@ def test_a_step_with_gradients_that_are_not_finite_ends_the_job_and_is_not_pushe
     here = setting(mode="async")
     here.master.add_shards("train", 900, 250)
     here.start_worker()
-    here.threads[0].join(30)
+    here.threads[0].join(60)
     (error,) = here.errors
     assert isinstance(error, JobFailedError) and "is not finite" in str(error)
     assert [server._pushes for server in here.servers] == [0]

@@ -40,7 +40,6 @@ def serve(stack: ExitStack, server: ParameterServer, token: str, handlers: dict[
     return rpc
 
 
-@pytest.mark.timeout(240)
 def test_a_worker_uses_the_routing_table_of_a_refusal_before_its_directive(
     scripted_master: Callable[..., ScriptedMaster], tiny_job: Callable[..., TrainingJob], tmp_path: Path
 ) -> None:
@@ -91,9 +90,9 @@ def test_a_worker_uses_the_routing_table_of_a_refusal_before_its_directive(
                 assert (server.dense.steps, server.stats(GetStats()).pushes) == (ROWS // BATCH,) * 2
         finally:
             master.command(Mode.EXIT)
-            thread.join(30)
+            thread.join(60)
             session.stop()
-            thread.join(10)
+            thread.join(60)
             session.close()
 
 

@@ -146,11 +146,11 @@ def test_a_worker_trains_and_evaluates_with_any_trainer(
         master.command(Mode.EVALUATE)
         master.wait_for(lambda: len(master.done) == 2 * shards)
         master.command(Mode.EXIT)
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive() and trainer.closed
     finally:
         session.stop()
-        thread.join(10)
+        thread.join(60)
         session.close()
     assert sorted(np.concatenate(trainer.rows)) == sorted(np.concatenate(ids_of_all(job)))
     assert master.sketches.heads["label"].rows == ROWS

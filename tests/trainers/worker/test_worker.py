@@ -329,7 +329,7 @@ def test_a_worker_that_is_stopped_has_reported_everything(setting) -> None:
     here.start_worker()
     here.master.wait_for(lambda: bool(here.master.offsets))
     here.sessions[0].stop()
-    here.threads[0].join(20)
+    here.threads[0].join(60)
     assert not here.threads[0].is_alive() and not here.errors
     acknowledged = max(here.master.offsets.values(), default=0) or ROWS
     assert acknowledged == here.servers[0].stats(GetStats()).pushes * BATCH

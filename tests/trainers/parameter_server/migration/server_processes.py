@@ -49,7 +49,7 @@ class Servers:
     def close(self) -> None:
         for process in self.processes.values():
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ def stage_of(folder: Path, servers: Servers, **checkpoint: Any) -> Iterator[Stag
     Args:
         checkpoint: the section `checkpoint` of the job file, without periodic records.
     """
-    faults = {"heartbeat_interval": 0.05, "heartbeat_timeout": 3, "lease": 60}
+    faults = {"heartbeat_interval": 0.05, "heartbeat_timeout": 10, "lease": 60}
     resources = {"worker": {"count": 1}, "parameter_server": {"count": 1}, "virtual_buckets": 64}
     spec = job(faults=faults, resources=resources, checkpoint={"interval": 0, **checkpoint})
     made = Stage(folder, spec, rows=1_000_000)

@@ -164,7 +164,7 @@ class Held:
         self.requests += 1
         if self.requests == 2:
             self.is_held.set()
-            assert self.is_cut.wait(30)
+            assert self.is_cut.wait(60)
             raise TransportError("the connection was cut", retryable=True)
         return self.stream.request(message)
 
@@ -193,7 +193,7 @@ def test_a_copying_order_can_be_cancelled_and_the_next_one_is_executed(
         mover, server = Mover(moved.servers["ps-1"], connect, lambda: None), moved.servers["ps-1"]
         order = moved.orders(after)["ps-1"]
         mover.follow(order, 1)
-        wait_for(lambda: bool(streams) and streams[0].is_held.is_set(), 30, "a copy that hangs")
+        wait_for(lambda: bool(streams) and streams[0].is_held.is_set(), 60, "a copy that hangs")
         mover.cancel()
         assert streams[0].is_cut.is_set() and not mover.copied and server.model is None
         assert moved.servers["ps-0"].ready and moved.servers["ps-0"].left is None

@@ -18,7 +18,7 @@ from elastrec.trainers.parameter_server.warm_up import warm_kernels
 from tests.processes import wait_for
 from tests.trainers.parameter_server.migration.moving import BUCKETS, Cluster, Worker, cluster
 
-WAIT_SECONDS = 30
+WAIT_SECONDS = 60
 
 
 @pytest.fixture(autouse=True, scope="module")

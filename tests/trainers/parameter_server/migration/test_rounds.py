@@ -62,7 +62,7 @@ def rounds_until_small(monkeypatch: pytest.MonkeyPatch, copied_bytes: Sequence[i
     server = ParameterServer("ps-0", JOB.spec, granted_cores=1)
     copier = Mover(server, lambda address: pytest.fail("nobody is asked"), report)
     copier.follow(ORDER, 1)
-    wait_for(lambda: bool(named), 30, "an order that is copied")
+    wait_for(lambda: bool(named), 60, "an order that is copied")
     copier.cancel()
     return named[0]
 

@@ -32,7 +32,6 @@ def stage(tmp_path: Path, servers: Servers) -> Iterator[Stage]:
         yield made
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("struck", "by", "rollbacks"),
     [(OLD, signal.SIGTERM, 0), (OLD, signal.SIGKILL, 1), (NEW, signal.SIGTERM, 0), (NEW, signal.SIGKILL, 1)],

@@ -47,7 +47,6 @@ def test_progress_is_reported_with_each_piece_of_a_part(
 
 
 @pytest.mark.services
-@pytest.mark.timeout(120)
 def test_a_copy_has_some_of_the_cores_that_requests_keep_busy(tmp_path: Path, memory: PartMemory) -> None:
     part, flusher = held_part(tmp_path, memory), Flusher(tmp_path / "volume")
     flusher.flush(part)
@@ -69,7 +68,6 @@ while True:
 
 
 @pytest.mark.services
-@pytest.mark.timeout(60)
 def test_an_unwanted_copy_is_ended_although_it_makes_progress(tmp_path: Path) -> None:
     flusher, reports = Flusher(tmp_path / "volume"), list[bool]()
     command = [sys.executable, "-c", WRITES_WITHOUT_END]

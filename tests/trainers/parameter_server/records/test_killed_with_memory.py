@@ -31,7 +31,6 @@ def stage(tmp_path: Path, servers: Servers) -> Iterator[Stage]:
         yield made
 
 
-@pytest.mark.timeout(200)
 def test_a_killed_servers_successor_restores_the_record_from_its_memory(stage: Stage, servers: Servers) -> None:
     stage.wait_for(Phase.TRAINING, 120)
     stage.call(SaveNow())

@@ -139,7 +139,7 @@ def test_a_bsp_worker_whose_push_is_in_the_record_continues_while_others_train(t
     # Of this round the record holds nothing: its step has not been taken.
     waiting = threading.Thread(target=lambda: push(server, "a", 1, [1], 1.0))
     waiting.start()
-    wait_for(lambda: server.pushes.waiting == 1, 10, "a push that waits")
+    wait_for(lambda: server.pushes.waiting == 1, 60, "a push that waits")
     uri = saved(job, [server], tmp_path / "record")
     push(server, "b", 1, [1], 1.0)
     waiting.join()
@@ -157,7 +157,7 @@ def at_once(*calls: Callable[[], object]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -200,7 +200,7 @@ def test_a_save_waits_for_a_push_that_is_in_the_parameters_and_not_yet_marked(tm
 
     def applied_late(pushes: object) -> None:
         is_applied.set()
-        assert may_go_on.wait(30)
+        assert may_go_on.wait(60)
         apply(pushes)  # type: ignore[arg-type]
 
     server.pushes.applied = applied_late  # type: ignore[method-assign, assignment]
@@ -208,13 +208,13 @@ def test_a_save_waits_for_a_push_that_is_in_the_parameters_and_not_yet_marked(tm
     parts: list[PartManifest] = []
     saving = threading.Thread(target=lambda: parts.append(save_part(server, str(tmp_path / "record"))))
     pushing.start()
-    assert is_applied.wait(30)
+    assert is_applied.wait(60)
     saving.start()
     saving.join(0.3)
     assert saving.is_alive() and not parts, "the save waits at the gate"
     may_go_on.set()
     for thread in (pushing, saving):
-        thread.join(30)
+        thread.join(60)
     (server,) = restored(job, commit(job, tmp_path / "record", parts))
     assert push(server, "a", 1, [1], 1.0)[0] == applied(1)
     assert steps(server) == 2
@@ -356,16 +356,16 @@ def test_a_pull_in_progress_during_a_restore_is_answered_stale(tmp_path: Path, m
 
     def slow(self: Model, *arguments: Any, **options: Any) -> Any:
         is_pulling.set()
-        assert may_go_on.wait(30)
+        assert may_go_on.wait(60)
         return original(self, *arguments, **options)
 
     monkeypatch.setattr(Model, "pull", slow)
     answers: list[Any] = []
     pulling = threading.Thread(target=lambda: answers.append(pull(server, "a", [1, 2])[0]))
     pulling.start()
-    assert is_pulling.wait(30)
+    assert is_pulling.wait(60)
     # The same generation and epoch, so that nothing but the restore makes the answer stale.
     restore(server, uri, routing(job, 1), 1)
     may_go_on.set()
-    pulling.join(30)
+    pulling.join(60)
     assert isinstance(answers[0], Stale)

@@ -14,7 +14,7 @@ def test_closing_waits_for_running_calls_and_new_calls_wait_for_it() -> None:
     def stay() -> None:
         with gate.passed():
             inside.set()
-            leave.wait(30)
+            leave.wait(60)
             order.append("left")
 
     def close() -> None:
@@ -29,7 +29,7 @@ def test_closing_waits_for_running_calls_and_new_calls_wait_for_it() -> None:
 
     threads = [threading.Thread(target=stay), threading.Thread(target=close), threading.Thread(target=come)]
     threads[0].start()
-    assert inside.wait(30)
+    assert inside.wait(60)
     threads[1].start()
     while not gate._closing:
         pass
@@ -37,12 +37,12 @@ def test_closing_waits_for_running_calls_and_new_calls_wait_for_it() -> None:
     assert order == []
     leave.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert order == ["left", "closed", "opened", "passed"]
 
 
 def test_several_threads_may_be_inside_the_gate() -> None:
-    gate, both = Gate(), threading.Barrier(2, timeout=30)
+    gate, both = Gate(), threading.Barrier(2, timeout=60)
 
     def meet() -> None:
         with gate.passed():
@@ -52,5 +52,5 @@ def test_several_threads_may_be_inside_the_gate() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert not both.broken

@@ -175,7 +175,7 @@ def test_a_bsp_round_averages_by_samples_sums_shared_rows_and_releases_all_worke
     first = threading.Thread(target=lambda: answers.append(push(server, "a", 0, [1, 2], 1.0, samples=30)))
     first.start()
     answers.append(push(server, "b", 0, [2, 3], 2.0, samples=10))
-    first.join(10)
+    first.join(60)
     assert answers == [(applied(0), []), (applied(0), [])]
     rows, dense = pull(server, "b", [1, 2, 3])[1]
     expected = start - np.array([[0.75], [0.75 + 0.5], [0.5]], np.float32)
@@ -224,7 +224,7 @@ def test_a_worker_that_leaves_or_dies_does_not_delay_others() -> None:
     waiting = threading.Thread(target=push, args=(server, "a", 0, [1], 1.0))
     waiting.start()
     server.adopt(routing_of(["here:1"]), 1, [WorkerProcess("a", "i")], version=2)
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive()
     assert server.stats(GetStats()).members == ["a"]
 
@@ -241,7 +241,7 @@ def test_an_ssp_pull_waits_for_the_slowest_worker() -> None:
     ahead.join(0.2)
     assert ahead.is_alive()
     push(server, "b", 0, [], 0.0, samples=0)
-    ahead.join(10)
+    ahead.join(60)
     assert isinstance(answers[0], Rows)
 
 
@@ -331,7 +331,7 @@ def test_other_requests_are_answered_while_a_push_is_compared_with_earlier_pulls
 
     def slow(found: FoundPull, gradient: Gradient) -> bool:
         compares.set()
-        assert may_go_on.wait(10)
+        assert may_go_on.wait(60)
         return is_of(found, gradient)
 
     start = pull(server, "a", [5])[1][0]
@@ -339,10 +339,10 @@ def test_other_requests_are_answered_while_a_push_is_compared_with_earlier_pulls
     pushing = threading.Thread(target=push, args=(server, "a", 0, [5], 0.25))
     pushing.start()
     try:
-        assert compares.wait(10)
+        assert compares.wait(60)
         other = threading.Thread(target=pull, args=(server, "b", [5]), daemon=True)
         other.start()
-        other.join(10)
+        other.join(60)
         assert not other.is_alive()
     finally:
         may_go_on.set()
@@ -368,7 +368,7 @@ def test_waiting_for_a_save_does_not_count_as_row_time(clock: list[float]) -> No
         pushing.join(0.2)
         assert pushing.is_alive()
         clock[0] += 1000.0
-    pushing.join(10)
+    pushing.join(60)
     assert server.served == Served(2, 10.0)
 
 
@@ -382,6 +382,6 @@ def test_waiting_for_other_workers_does_not_count_as_row_time(clock: list[float]
     assert waiting.is_alive() and server.served == Served()
     clock[0] += 1000.0
     push(server, "b", 0, [2, 3], 1.0)
-    waiting.join(10)
+    waiting.join(60)
     # One step of three different rows, then the pull of two.
     assert server.served == Served(5, 11.0)

@@ -57,4 +57,4 @@ class Pods:
             if process.poll() is None:
                 process.kill()
         for process in self.processes.values():
-            process.wait(10)
+            process.wait(60)

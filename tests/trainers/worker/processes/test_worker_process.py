@@ -62,7 +62,7 @@ def test_a_job_of_real_processes_trains_saves_evaluates_and_exports_the_same_mod
     master.wait_for(lambda: len(master.done) == 3)
     master.server_mode = Mode.EXIT
     master.command(Mode.EXIT)
-    assert worker.wait(30) == 0, pods.log("worker-0")
+    assert worker.wait(60) == 0, pods.log("worker-0")
 
     result = export(
         ExportRequest(
@@ -90,7 +90,7 @@ def test_a_killed_workers_rows_are_finished_by_another_one(start, pods, tiny_job
     second = pods.start(master, "worker-1", WORKER)
     master.wait_for(lambda: len(master.workers) == 2 and bool(master.offsets))
     first.kill()
-    first.wait(10)
+    first.wait(60)
     with master.changed:
         master.workers.remove("worker-0")
         master.version += 1
@@ -98,7 +98,7 @@ def test_a_killed_workers_rows_are_finished_by_another_one(start, pods, tiny_job
     master.wait_for(lambda: sum(master.offsets.values()) == ROWS)
     assert len(master.done) == 3
     second.send_signal(signal.SIGTERM)
-    assert second.wait(30) == 0, pods.log("worker-1")
+    assert second.wait(60) == 0, pods.log("worker-1")
 
 
 def test_a_bug_in_the_users_model_ends_the_pod_with_its_traceback(start, pods, tiny_job, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_bug_in_the_users_model_ends_the_pod_with_its_traceback(start, pods, t
     master = start(job, servers=1)
     master.add_shards("train", ROWS, 300)
     worker = pods.start(master, "worker-0", WORKER, PYTHONPATH=str(tmp_path))
-    assert worker.wait(60) == 2, pods.log("worker-0")
+    assert worker.wait(120) == 2, pods.log("worker-0")
     (failure,) = master.failures
     assert not failure.retryable
     assert "undefined_name" in failure.reason
@@ -125,5 +125,5 @@ def test_a_bug_in_the_users_model_ends_the_pod_with_its_traceback(start, pods, t
 def test_a_pod_without_its_environment_names_what_is_missing(pods, scripted_master, tiny_job) -> None:
     master = scripted_master(tiny_job())
     worker = pods.start(master, "worker-0", WORKER, ELASTREC_MASTER_ADDRESS="")
-    assert worker.wait(60) == 2
+    assert worker.wait(120) == 2
     assert "ELASTREC_MASTER_ADDRESS" in pods.log("worker-0")
