@@ -139,7 +139,7 @@ def _trained(platform: jobs.Platform, course: Course, owner: str, progress: JobP
         owner: becomes the owner of the job; empty: the owner stays.
     """
     prepared = course.prepared
-    allocation = course.allocation or jobs.warm_start(platform, prepared)
+    allocation = course.allocation or jobs.warm_start(platform, prepared, course.named_fields)
     if jobs.is_trained(platform, prepared):
         if not course.is_resumed:
             jobs.refuse_other_training(prepared)

@@ -107,16 +107,17 @@ def render(
 ) -> None:
     """Print exactly the pods that `run` would create (dry run), with masked secrets."""
     from elastrec.platform.clusters.backends import backend_of
-    from elastrec.platform.jobs import job_id_for, launch_request, prepare, warm_start
+    from elastrec.platform.jobs import job_id_for, launch_request, named_fields, prepare, warm_start
     from elastrec.platform.jobs.identity import new_job_secret
     from elastrec.platform.master.pods.launch import master_pod, member_pod
     from elastrec.platform.specs.metrics import Role
 
-    job = load_job(file, parse_overrides(overrides))
+    changes = parse_overrides(overrides)
+    job = load_job(file, changes)
     interval = parse_interval(days)
     platform = platform_to_look()
     prepared = prepare(platform, job, job_id_for(job.metadata.name, "render"), interval)
-    allocation = warm_start(platform, prepared)
+    allocation = warm_start(platform, prepared, named_fields(changes))
     request = launch_request(prepared, allocation)
     secret = new_job_secret(platform, prepared.job_id)
     token, tls = secret.token, secret.tls

@@ -34,11 +34,14 @@ _NAMED = "; named by the caller: "
 _MEMORY_OF_SERVERS = names.named(names.MEMORY_BYTES, role="parameter_server")
 
 
-def warm_start(platform: Platform, prepared: Prepared) -> Allocation:
+def warm_start(platform: Platform, prepared: Prepared, named: Collection[str] = ()) -> Allocation:
     """Start-up sizes; `source` lists the jobs from which they come.
 
     A job with `scaling.start: history` starts with the sizes of its file if MLflow does not answer within
     `spec.history.launch_wait`.
+
+    Args:
+        named: fields of the job file, by dotted path, that the caller names: these sizes are not chosen by history.
 
     Raises:
         HistoryError: MLflow refuses, or stopped answering.
@@ -56,7 +59,7 @@ def warm_start(platform: Platform, prepared: Prepared) -> Allocation:
     room = room_of(platform.launcher.nodes())
     found = choose(features_of(job, prepared.training_rows), past, asked, room, servers=_servers(job))
     log.info("warm_start", job_id=prepared.job_id, reason=found.reason, allocation=str(found.allocation))
-    return _allocation(_within(found.allocation, job), explained(found))
+    return _with_named(_within(found.allocation, job), explained(found), job, named)
 
 
 def allocation_again(before: Allocation, prepared: Prepared, named: Collection[str]) -> Allocation | None:
@@ -75,12 +78,16 @@ def allocation_again(before: Allocation, prepared: Prepared, named: Collection[s
     job = job_from_json(prepared.job_json)
     sizes = {field: value for field, value in msgspec.structs.asdict(before).items() if field != "source"}
     kept = _within(amounts.Allocation(**sizes), job)
-    changes = named_fields(sizes_of_fields(Shape.of(job.spec.resources), named))
     # Of a launch that was itself called with sizes.
-    source = before.source.partition(_NAMED)[0]
+    return _with_named(kept, before.source.partition(_NAMED)[0], job, named)
+
+
+def _with_named(sizes: amounts.Allocation, source: str, job: TrainingJob, named: Collection[str]) -> Allocation:
+    """The same, with the sizes in the job file that the caller names."""
+    changes = named_fields(sizes_of_fields(Shape.of(job.spec.resources), named))
     if changes:
         source += _NAMED + ", ".join(changes)
-    return _allocation(msgspec.structs.replace(kept, **changes), source)
+    return _allocation(msgspec.structs.replace(sizes, **changes), source)
 
 
 def allocation_asked_for(job: TrainingJob) -> Allocation:

@@ -75,7 +75,7 @@ def test_a_job_that_was_trained_otherwise_is_not_published_as_another_one(monkey
         raise OtherJobError("trained with another job file")
 
     monkeypatch.setattr(jobs, "is_trained", lambda platform, prepared: True)
-    monkeypatch.setattr(jobs, "warm_start", lambda platform, prepared: None)
+    monkeypatch.setattr(jobs, "warm_start", lambda platform, prepared, named: None)
     monkeypatch.setattr(jobs, "refuse_other_training", refuse)
     platform: Any = None
     with pytest.raises(OtherJobError, match="another job file"):

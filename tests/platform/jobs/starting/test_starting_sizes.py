@@ -102,6 +102,15 @@ def test_the_sizes_that_similar_jobs_ended_with_are_taken_within_the_jobs_bounds
     assert msgspec.structs.replace(bounded, workers=4, source="") == msgspec.structs.replace(found, source="")
 
 
+def test_a_size_that_the_caller_names_is_not_chosen_by_history(platform: Any, tmp_path: Path) -> None:
+    first = prepared(tmp_path, "clicks-1", start="history")
+    finish(platform, first, warm_start(platform, first), workers=4, parameter_servers=2)
+    job = prepared(tmp_path, "clicks-2", start="history", servers=3)
+    found = warm_start(platform, job, {"spec.resources.parameter_server.count", "spec.training.epochs"})
+    assert (found.workers, found.parameter_servers) == (4, 3)
+    assert found.source == f"{warm_start(platform, job).source}; named by the caller: parameter_servers"
+
+
 def test_a_job_that_is_launched_again_starts_as_before_except_for_what_the_caller_names(
     platform: Any, tmp_path: Path
 ) -> None:
