@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -232,17 +233,22 @@ class Running:
         Args:
             largest_bytes: no pod can have more memory; None: nobody forecasts its memory.
         """
+        return MemoryFacts(**self._memory_facts(until_next_change_seconds, largest_bytes))
+
+    def _memory_facts(self, until_next_change_seconds: float, largest_bytes: float | None) -> dict[str, Any]:
+        """By the fields of `MemoryFacts`."""
         now = self._environment.now
         changes = tuple(
             PastChange(before=before, after=after, seconds_ago=now - at, asked_by=asked_by)
             for at, before, after, asked_by in self._changes
         )
-        return MemoryFacts(
-            job_id=self.job.job_id, allocation=self.held,
-            memory=None if largest_bytes is None else self._memory_seen(largest_bytes), changes=changes,
-            limits=self.job.limits, movable=self.job.movable, until_next_change_seconds=until_next_change_seconds,
-            are_servers_settled=self._are_servers_settled,
-        )  # fmt: skip
+        return {
+            "job_id": self.job.job_id, "allocation": self.held,
+            "memory": None if largest_bytes is None else self._memory_seen(largest_bytes), "changes": changes,
+            "limits": self.job.limits, "movable": self.job.movable,
+            "until_next_change_seconds": until_next_change_seconds,
+            "are_servers_settled": self._are_servers_settled,
+        }  # fmt: skip
 
     def facts(self, until_next_change_seconds: float, largest_bytes: float | None) -> JobFacts:
         """The input of a decision about it; the same arguments."""
@@ -256,7 +262,7 @@ class Running:
             for each, sums in self._measured.sums.items()
         )
         return JobFacts(
-            **msgspec.structs.asdict(self.memory_facts(until_next_change_seconds, largest_bytes)),
+            **self._memory_facts(until_next_change_seconds, largest_bytes),
             shape=self.job.shape, remaining_samples=self.remaining, observations=seen, prior=self._prior,
             shape_version=self.counts["changes"], team=self.job.team, priority=self.job.priority,
             is_settled=self.settled, steps=int(self._measured.sums.get(self.held, Steps()).ever),

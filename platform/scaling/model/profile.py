@@ -86,6 +86,8 @@ def _summarise_few(observations: Sequence[Observation]) -> Profile | None:
         groups.setdefault(_configuration(each.allocation), []).append(each)
     if not 0 < len(observations) <= _FEW:
         return None
+    if len(groups) == len(observations):
+        return _profile_of_lone(observations)
     seconds, parts, spreads = list[tuple[float, float]](), list[tuple[float, float]](), list[float]()
     for group in groups.values():
         if len(group) == 1:
@@ -103,13 +105,24 @@ def _summarise_few(observations: Sequence[Observation]) -> Profile | None:
     if max(spreads) >= CONTRADICTION:
         return None
     allocations = tuple(group[0].allocation for group in groups.values())
-    # A lone observation is its own median; the logarithm and back would move its last digit.
-    values = _lone if len(groups) == len(observations) else _means
     return Profile(
         allocations=allocations, columns=Columns.of(allocations),
-        iteration_seconds=values(seconds), compute_seconds=values(parts), spread=np.array(spreads),
+        iteration_seconds=_means(seconds), compute_seconds=_means(parts), spread=np.array(spreads),
         observations=np.array([float(len(group)) for group in groups.values()]),
         measured_seconds=np.array([reduce(add, map(_seconds_of, group)) for group in groups.values()]), notes=(),
+    )  # fmt: skip
+
+
+def _profile_of_lone(observations: Sequence[Observation]) -> Profile:
+    """The profile of observations of different configurations: each is its own median, and the logarithm and back would
+    move its last digit."""
+    allocations, ones_C = tuple(each.allocation for each in observations), np.ones(len(observations))
+    parts = [math.nan if each.compute_seconds is None else each.compute_seconds for each in observations]
+    return Profile(
+        allocations=allocations, columns=Columns.of(allocations),
+        iteration_seconds=np.array([each.iteration_seconds for each in observations], dtype=np.float64),
+        compute_seconds=np.array(parts, dtype=np.float64), spread=ones_C, observations=ones_C,
+        measured_seconds=np.array([_seconds_of(each) for each in observations], dtype=np.float64), notes=(),
     )  # fmt: skip
 
 
@@ -119,11 +132,6 @@ def _middle(values: Sequence[float]) -> tuple[float, float]:
         return math.nan, math.nan
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
-
-
-def _lone(pairs: Sequence[tuple[float, float]]) -> Floats:
-    """The one value of each pair, shape (C,)."""
-    return np.array([value for value, _ in pairs])
 
 
 def _means(pairs: Sequence[tuple[float, float]]) -> Floats:

@@ -119,9 +119,7 @@ class Space(msgspec.Struct, frozen=True, dict=True):
 
     def _rungs(self, most: int) -> tuple[Indexes, Indexes]:
         """The indexes of every ladder in a grid, one ladder after the other, and their number for each."""
-        counts = _rung_counts(tuple(map(len, self.ladders)), most)
-        rungs = [_rungs(ladder, count) for ladder, count in zip(self.ladders, counts, strict=True)]
-        return np.concatenate(rungs), np.array([len(each) for each in rungs], dtype=np.int64)
+        return _rungs_of_all(self.ladders, most)
 
 
 @cache
@@ -135,6 +133,14 @@ def _points() -> ModuleType:
 @lru_cache(maxsize=1024)
 def _array(ladder: tuple[float, ...]) -> npt.NDArray[np.float64]:
     return np.asarray(ladder, dtype=np.float64)
+
+
+@lru_cache(maxsize=512)
+def _rungs_of_all(ladders: tuple[tuple[float, ...], ...], most: int) -> tuple[Indexes, Indexes]:
+    """`Space._rungs`. A job has the same ladders from many allocations."""
+    counts = _rung_counts(tuple(map(len, ladders)), most)
+    rungs = [_rungs(ladder, count) for ladder, count in zip(ladders, counts, strict=True)]
+    return np.concatenate(rungs), np.array([len(each) for each in rungs], dtype=np.int64)
 
 
 @lru_cache(maxsize=1024)
@@ -165,7 +171,7 @@ def _rungs(ladder: tuple[float, ...], count: int) -> npt.NDArray[np.intp]:
 
 def forget() -> None:
     """Clears all caches between rounds. Decisions do not depend on them."""
-    for kept in (_space, _array, _rungs, _rung_counts, _counts, _sizes):
+    for kept in (_space, _array, _rungs_of_all, _rungs, _rung_counts, _counts, _sizes):
         kept.cache_clear()
     forget_columns()
 
