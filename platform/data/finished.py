@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from elastrec.platform.data.files import join, locate, read_bytes, shows_unfinished, write_bytes
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.errors import DataError
+from elastrec.platform.specs.text.whole_file import is_temporary_of
 
 R = TypeVar("R", bound=Spec)
 Progress = Callable[[int, int], None]
@@ -130,9 +131,8 @@ def finished_report(
     if info.type == pafs.FileType.File:
         raise DataError(f"{folder}: is a file; choose a folder")
     names = {each.base_name for each in filesystem.get_file_info(pafs.FileSelector(path))}
-    # Files whose writing was interrupted, see `write_bytes`.
-    interrupted = tuple(f".{each}." for each in (name, *own_files))
-    names = {each for each in names if not each.startswith(interrupted)}
+    # Of small files whose writing was interrupted (`write_bytes`).
+    names = {each for each in names if not any(is_temporary_of(own, each) for own in (name, *own_files))}
     if name not in names:
         if names.difference(own_files) and _UNFINISHED not in names:
             raise DataError(f"{folder}: holds files that were not {made}; choose another folder or remove it")

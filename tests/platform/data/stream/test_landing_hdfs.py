@@ -19,6 +19,7 @@ from elastrec.platform.data.stream import claim, landing
 from elastrec.platform.data.stream.claim import CLAIM_NAME
 from elastrec.platform.data.stream.landing import RECORD_NAME, land
 from elastrec.platform.specs.errors import DataError
+from elastrec.platform.specs.text.whole_file import temporary_name
 from tests.platform.data.stream.test_landing import ALL, DATA, Broker, broker, items
 
 __all__ = ["broker"]
@@ -75,7 +76,7 @@ def test_a_first_call_that_was_killed_while_it_wrote_its_claim_is_repeated(
     broker: Broker, hdfs: pafs.FileSystem, tmp_path: Path
 ) -> None:
     (tmp_path / "clicks").mkdir()
-    (tmp_path / "clicks" / f".{CLAIM_NAME}.0123456789abcdef.tmp").write_bytes(b"half")
+    (tmp_path / "clicks" / temporary_name(CLAIM_NAME)).write_bytes(b"half")
     landed()
     assert items(tmp_path / "clicks") == ALL
 
